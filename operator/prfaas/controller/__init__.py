@@ -1,0 +1,1 @@
+"""The long-timescale loop: observe, estimate, plan, guard, act."""

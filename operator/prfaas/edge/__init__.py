@@ -1,0 +1,1 @@
+"""A datacenter's own small server for its peers' fast questions."""

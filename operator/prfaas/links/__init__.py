@@ -1,0 +1,1 @@
+"""Peers: exchange publishing and reading, endpoint mirroring."""

@@ -1,0 +1,1 @@
+"""Kopf glue: thin handlers that enqueue keys, one reconcile per kind."""

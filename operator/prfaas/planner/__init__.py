@@ -1,0 +1,1 @@
+"""Pure arithmetic: workload, throughput model, optimiser, simulator. No I/O, no clock, no Kubernetes."""

@@ -1,0 +1,1 @@
+"""The data plane's brain: Envoy external processor, prefill leg, watches of endpoints and policy."""

@@ -1,0 +1,1 @@
+"""The pure routing decision, run by the router and by the simulator."""

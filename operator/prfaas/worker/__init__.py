@@ -1,0 +1,1 @@
+"""The GPU-less vLLM worker: same protocol, modelled time, real KV bytes."""

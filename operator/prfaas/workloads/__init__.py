@@ -1,0 +1,1 @@
+"""Pure: (spec, roles, endpoints) -> the Kubernetes objects wanted."""
