@@ -1,0 +1,98 @@
+# Two commands are the whole set-up: `make demo` and `make test`. Everything they need is installed or built on the
+# way, pinned, and slow builds are kept outside the checkout (see docs/datacenters.md). `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest
+TRACE ?=
+REQUESTS ?= 120
+
+# A Debian package for every program that neither Python wheels nor Go modules bring.
+DEBIAN_PACKAGES := mmdebstrap:mmdebstrap ip:iproute2 nft:nftables iptables:iptables nsenter:util-linux git:git curl:curl
+
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+.PHONY: system
+system:
+	@missing=(); for entry in $(DEBIAN_PACKAGES); do \
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${entry%%:*}" >/dev/null || missing+=("$${entry##*:}"); done; \
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	  command -v apt-get >/dev/null || { echo "install these first: $${missing[*]}" >&2; exit 1; }; \
+	  echo "installing Debian packages: $${missing[*]}"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null; fi
+	@command -v go >/dev/null || { echo "go is not on PATH: the datacenters are built from Go modules (Go 1.26 or later)" >&2; exit 1; }
+
+# The virtual environment is made again only when the lock changes.
+VENV_STAMP := $(VENV)/.made-from-$(shell sha256sum locks/dev.txt pyproject.toml | sha256sum | cut -c1-16)
+$(VENV_STAMP): locks/dev.txt pyproject.toml
+	@echo "making the virtual environment from locks/dev.txt"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed" >&2; exit 1; }
+	@rm -f $(VENV)/.made-from-*
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+.PHONY: venv
+venv: system
+	@$(MAKE) --no-print-directory $(VENV_STAMP)
+
+.PHONY: toolchain
+toolchain: venv
+	@$(BIN)/python -m e2e.datacenters build
+
+.PHONY: demo
+demo: toolchain ## two datacenters, the operator in both, real requests (TRACE=file replays a Mooncake-format trace)
+	@$(BIN)/python -m e2e.demo --requests $(REQUESTS) $(if $(TRACE),--trace $(TRACE))
+
+.PHONY: down
+down: venv ## take the datacenters down and leave the machine as before
+	@$(BIN)/python -m e2e.datacenters down
+
+.PHONY: images
+images: toolchain ## build the operator's image (and keep it for the datacenters)
+	@$(BIN)/python -m e2e.images
+
+.PHONY: lint
+lint: venv ## ruff, mypy --strict, the import contract, CRD drift
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=operator $(BIN)/lint-imports
+	@$(BIN)/prfaas crds --check
+
+.PHONY: test
+test: toolchain lint ## everything that must pass: lint, types, contracts, unit, API server, Envoy, end to end
+	@$(PYTEST) tests e2e/scenarios -m "not long" --durations=30
+
+.PHONY: test-unit
+test-unit: venv ## pure tests only: no cluster, no API server, under a minute
+	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not long"
+
+.PHONY: test-long
+test-long: toolchain lint ## chaos, soaks and benches besides; results go to docs/results/
+	@$(PYTEST) tests e2e/scenarios --durations=30
+	@$(BIN)/python -m e2e.bench --results docs/results
+
+.PHONY: crds
+crds: venv ## write crds/ and the CRD chart from the models
+	@$(BIN)/prfaas crds
+
+.PHONY: lock
+lock: ## resolve the dependencies again
+	@for kind in "runtime --extra envoy" "dev --extra envoy --extra dev"; do set -- $$kind; name=$$1; shift; \
+	  uv pip compile pyproject.toml "$$@" --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet -o locks/$$name.txt; done
+
+.PHONY: clean-cache
+clean-cache: venv ## forget every cached build (the next one takes about as long as the first)
+	@$(BIN)/python -m e2e.datacenters clean-cache
