@@ -1,8 +1,8 @@
 """The router pod's contract: what the operator renders and what the router's commands expect.
 
-One pod: an init container writes Envoy's bootstrap, then Envoy (data plane) and the picker (its external processor) run
-side by side and meet on Unix sockets in one shared emptyDir. Both containers run as the same user, or the sockets cannot
-be opened.
+One pod: an init container writes Envoy's bootstrap, then Envoy (data plane) and the picker (its external processor)
+run side by side and meet on Unix sockets in one shared emptyDir. Both containers run as the same user, or the sockets
+cannot be opened.
 """
 
 from __future__ import annotations
