@@ -45,6 +45,10 @@ class AlreadyExists(Conflict):
     """An object of that name is there already."""
 
 
+class NameTaken(KubeError):
+    """An object that is not ours has the name that one of ours needs."""
+
+
 class Gone(KubeError):
     """The resourceVersion or the list's continue token is too old: list again."""
 
@@ -105,6 +109,8 @@ def error_from_status(status: Mapping[str, Any], *, request: str = "", retry_aft
         kind = AlreadyExists
     elif any(cause.get("reason") == "NamespaceTerminating" for cause in details.get("causes") or []):
         kind = NamespaceTerminating
+    elif message.startswith("failed to create typed patch object"):
+        kind = Invalid  # what server-side apply says, with code 500, about a field of the wrong type
     elif code >= 500:
         kind = Unreachable
     else:
