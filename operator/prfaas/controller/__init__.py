@@ -1,1 +1,0 @@
-"""The long-timescale loop: observe, estimate, plan, guard, act."""

@@ -1,1 +1,0 @@
-"""A datacenter's own small server for its peers' fast questions."""

@@ -1,1 +1,0 @@
-"""Pure arithmetic: workload, throughput model, optimiser, simulator. No I/O, no clock, no Kubernetes."""

@@ -1,0 +1,43 @@
+"""The samples are valid for our models, and the demo's scales are those that the line and the link give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.datacenters.topology import load_topology
+from prfaas.api.common import bits_per_second
+from prfaas.api.inter_cluster_link import InterClusterLink
+from prfaas.api.pd_cluster import PDCluster
+from prfaas.api.prfaas_cluster import PrfaaSCluster
+from prfaas.api.profile import kv_byte_scale
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "manifests" / "samples"
+KINDS = {"PrfaaSCluster": PrfaaSCluster, "PDCluster": PDCluster, "InterClusterLink": InterClusterLink}
+
+
+def document(path: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((SAMPLES / path).read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "path", ["east/prfaascluster.yaml", "east/link.yaml", "west/pdcluster.yaml", "west/link.yaml"]
+)
+def test_a_sample_is_valid(path: str) -> None:
+    sample = document(path)
+    KINDS[sample["kind"]].model_validate(sample)
+
+
+@pytest.mark.parametrize(("side", "link"), [("east", "east/link.yaml"), ("west", "west/link.yaml")])
+def test_the_demo_scales_are_those_of_its_line(side: str, link: str) -> None:
+    args = document(f"demo/{side}/engine.yaml")["spec"]["engine"]["args"]
+    flags = dict(zip(args[::2], args[1::2], strict=True))
+    line = load_topology(ROOT / "e2e" / "topologies" / "two.yaml").lines[0]
+    capacity = bits_per_second(document(link)["spec"]["network"]["capacity"])
+    wanted = kv_byte_scale(line.bits_per_second / 1e9, capacity / 1e9, float(flags["--time-scale"]))
+    assert float(flags["--kv-byte-scale"]) == pytest.approx(wanted)
