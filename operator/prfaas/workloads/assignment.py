@@ -5,8 +5,8 @@ An instance has a stable name, `<cluster>-<index>`, and is its own child object,
  1. Wanted is a count per role and a template revision per role; observed is the list of children.
  2. Surplus children go. Those that a person or the controller marked go first; then those of the role that has too
     many, not ready before ready (no capacity is lost), highest index first.
- 3. A role that lacks instances takes them from the role that has too many: the same child is converted in place, so it
-    keeps its node and its warm weights. What is still lacking is created under the lowest free indices.
+ 3. A role that lacks instances takes them from the role that has too many: the same child is converted in place, into
+    the room that it leaves itself. What is still lacking is created under the lowest free indices.
  4. A child whose revision is not that of its role is rolled: the same child gets the new template.
  5. Conversions and rolls make an instance unavailable. At most `max_unavailable` instances may be unavailable at once;
     an instance that is not ready already costs nothing. The rest waits for a later step, conversions before rolls.

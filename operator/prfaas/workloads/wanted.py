@@ -1,0 +1,66 @@
+"""Everything that one of our pools wants in the cluster: the one pure function of each reconcile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prfaas.api import labels
+from prfaas.api.pd_cluster import PDClusterSpec
+from prfaas.api.policy import RoutingPolicy
+from prfaas.api.pool import PoolSpec
+from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
+from prfaas.workloads import router
+from prfaas.workloads.engine import engine_of
+from prfaas.workloads.instance import child, revision
+from prfaas.workloads.meta import Object, Owner
+from prfaas.workloads.router import RouterSettings
+from prfaas.workloads.services import disruption_budget, role_service
+
+PREFILL_ONLY = (labels.ROLE_PREFILL,)
+BOTH_ROLES = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
+
+
+def revisions(owner: Owner, spec: PoolSpec) -> dict[str, str]:
+    """The revision that each role's instances should have. Raises SpecError."""
+    return {role: revision(owner, spec, role) for role in roles_of(spec)}
+
+
+def roles_of(spec: PoolSpec) -> tuple[str, ...]:
+    """The roles that instances of this pool can have."""
+    return BOTH_ROLES if isinstance(spec, PDClusterSpec) else PREFILL_ONLY
+
+
+def prfaas_cluster(owner: Owner, spec: PrfaaSClusterSpec, instances: Mapping[str, str]) -> list[Object]:
+    """Objects of a prefill pool, in the order to apply them. `instances`: name -> role. Raises SpecError."""
+    return [*_fronts(owner, spec), *_children(owner, spec, instances)]
+
+
+def pd_cluster(
+    owner: Owner,
+    spec: PDClusterSpec,
+    instances: Mapping[str, str],
+    settings: RouterSettings,
+    policy: RoutingPolicy,
+) -> list[Object]:
+    """Objects of a PD pool, in the order to apply them. `instances`: name -> role. Raises SpecError.
+
+    The policy comes before the routers that wait for it.
+    """
+    return [
+        *_fronts(owner, spec),
+        *_children(owner, spec, instances),
+        router.policy_config_map(owner, policy),
+        *router.objects(owner, spec, settings),
+    ]
+
+
+def _fronts(owner: Owner, spec: PoolSpec) -> list[Object]:
+    fronts = []
+    for role in roles_of(spec):
+        fronts.append(role_service(owner, role, engine_of(spec, role).port))
+        fronts.append(disruption_budget(owner, role, spec.rollout.max_unavailable))
+    return fronts
+
+
+def _children(owner: Owner, spec: PoolSpec, instances: Mapping[str, str]) -> list[Object]:
+    return [child(owner, spec, name, role) for name, role in sorted(instances.items())]
