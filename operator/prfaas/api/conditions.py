@@ -6,10 +6,10 @@ counter and no time, so that a status is rewritten only when something a person 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field
 
@@ -19,73 +19,166 @@ from prfaas.api.common import unique_by
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-class Type(StrEnum):
+class _Documented(StrEnum):
+    """A value of the API together with its meaning."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+
+class Type(_Documented):
     """Types of conditions that the operator computes."""
 
-    READY = "Ready"
-    RECONCILING = "Reconciling"
-    STALLED = "Stalled"
-    PODS_PLACED = "PodsPlaced"
-    EXPORTED = "Exported"
-    ROUTER_READY = "RouterReady"
-    ROUTER_SYNCED = "RouterSynced"
-    REMOTE_PREFILL_AVAILABLE = "RemotePrefillAvailable"
-    ACCEPTED = "Accepted"
-    PEER_API_REACHABLE = "PeerAPIReachable"
-    CREDENTIALS_VALID = "CredentialsValid"
-    COMPATIBLE = "Compatible"
-    ENCRYPTED = "Encrypted"
-    ENDPOINTS_MIRRORED = "EndpointsMirrored"
+    READY = "Ready", "The object does all that its spec asks for."
+    RECONCILING = "Reconciling", "The operator is on its way from what is to what the spec asks for."
+    STALLED = "Stalled", "The operator cannot go on before a person changes something; what runs is kept."
+    PODS_PLACED = "PodsPlaced", "Every instance has a node."
+    EXPORTED = "Exported", "The pool is published in this datacenter's exchange namespace, where peers may read it."
+    ROUTER_READY = "RouterReady", "At least one router pod is ready for clients."
+    ROUTER_SYNCED = "RouterSynced", "Every router pod uses the policy that is committed."
+    REMOTE_PREFILL_AVAILABLE = (
+        "RemotePrefillAvailable",
+        "At least one link has a remote instance that is ready.",
+    )
+    ACCEPTED = "Accepted", "The link's spec fits what is here: its local pool exists."
+    PEER_API_REACHABLE = "PeerAPIReachable", "The peer's API server answers."
+    CREDENTIALS_VALID = "CredentialsValid", "The peer's API server accepts our credentials for its exchange namespace."
+    COMPATIBLE = "Compatible", "Both ends serve the same model in the same way: KV cache of one is usable by the other."
+    ENCRYPTED = "Encrypted", "All that crosses the line is encrypted, as far as the spec says."
+    ENDPOINTS_MIRRORED = "EndpointsMirrored", "The peer's prefill endpoints are known here as they are there."
 
 
-class Reason(StrEnum):
+class Reason(_Documented):
     """Why a condition is as it is. Values are API: never renamed, never removed."""
 
-    AS_SPECIFIED = "AsSpecified"
-    NOT_READY = "NotReady"
-    PROGRESSING = "Progressing"
-    DRAINING = "Draining"
-    PAUSED = "Paused"
-    INVALID_SPEC = "InvalidSpec"
-    NAME_CONFLICT = "NameConflict"
-    API_ERROR = "APIError"
-    PLACED = "Placed"
-    UNSCHEDULABLE = "Unschedulable"
-    STARTING = "Starting"
-    CRASHING = "Crashing"
-    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
-    NO_INSTANCES = "NoInstances"
-    PUBLISHED = "Published"
-    PUBLISH_FAILED = "PublishFailed"
-    AVAILABLE = "Available"
-    NO_ROUTERS = "NoRouters"
-    ACKNOWLEDGED = "Acknowledged"
-    POLICY_PENDING = "PolicyPending"
-    NOT_CONFIGURED = "NotConfigured"
-    LINK_NOT_FOUND = "LinkNotFound"
-    LINK_NOT_READY = "LinkNotReady"
-    NO_REMOTE_ENDPOINTS = "NoRemoteEndpoints"
-    LOCAL_NOT_FOUND = "LocalNotFound"
-    REACHABLE = "Reachable"
-    UNREACHABLE = "Unreachable"
-    NOT_PROBED = "NotProbed"
-    VALID = "Valid"
-    SECRET_NOT_FOUND = "SecretNotFound"
-    KUBE_CONFIG_INVALID = "KubeConfigInvalid"
-    UNAUTHORIZED = "Unauthorized"
-    FORBIDDEN = "Forbidden"
-    NOT_NEEDED = "NotNeeded"
-    MATCHED = "Matched"
-    MODEL_MISMATCH = "ModelMismatch"
-    KEY_MISMATCH = "KeyMismatch"
-    CLUSTER_ID_MISMATCH = "ClusterIDMismatch"
-    REMOTE_NOT_PUBLISHED = "RemoteNotPublished"
-    DOCUMENT_INVALID = "DocumentInvalid"
-    PEER_LOST = "PeerLost"
-    ALL_ENCRYPTED = "AllEncrypted"
-    DECLARED_NONE = "DeclaredNone"
-    MIRRORED = "Mirrored"
-    LAST_KNOWN = "LastKnown"
+    AS_SPECIFIED = "AsSpecified", "All is as the spec asks."
+    PROGRESSING = "Progressing", "Children are being made, changed or removed, or are not ready yet."
+    DRAINING = "Draining", "Instances finish the requests that they have before they are converted or removed."
+    PAUSED = "Paused", "`spec.paused` is true: nothing is written."
+    INVALID_SPEC = "InvalidSpec", "The spec passed the schema and cannot be carried out; the message names the field."
+    NAME_CONFLICT = "NameConflict", "An object of a name that is needed exists and is not ours."
+    API_ERROR = "APIError", "The API server refused a write; the message is its own."
+    PLACED = "Placed", "Every instance has a node."
+    UNSCHEDULABLE = "Unschedulable", "No node of the pool has room for an instance."
+    STARTING = "Starting", "Pods exist and are not ready yet."
+    CRASHING = "Crashing", "Containers end again and again."
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded", "An engine was not healthy within `engine.startupDeadline`."
+    NO_INSTANCES = "NoInstances", "The pool is scaled to nothing."
+    PUBLISHED = "Published", "The document in the exchange namespace is up to date."
+    PUBLISH_FAILED = "PublishFailed", "The document could not be written; the message is the API server's."
+    AVAILABLE = "Available", "At least one is ready."
+    NO_ROUTERS = "NoRouters", "`router.replicas` is 0, or no router pod exists yet."
+    ACKNOWLEDGED = "Acknowledged", "Every router pod has said that it uses the policy."
+    POLICY_PENDING = "PolicyPending", "Some router pod uses an older policy or could not be asked."
+    NOT_CONFIGURED = "NotConfigured", "The spec does not ask for it."
+    LINK_NOT_FOUND = "LinkNotFound", "An InterClusterLink that the spec names does not exist."
+    LINK_NOT_READY = "LinkNotReady", "No InterClusterLink that the spec names is ready."
+    NO_REMOTE_ENDPOINTS = "NoRemoteEndpoints", "The other end has no prefill instance that is ready."
+    LOCAL_NOT_FOUND = "LocalNotFound", "The pool that `spec.local` names does not exist in this namespace."
+    REACHABLE = "Reachable", "It answers."
+    UNREACHABLE = "Unreachable", "It did not answer as many times in a row as `probe.failureThreshold` says."
+    NOT_PROBED = "NotProbed", "It has not been asked yet."
+    VALID = "Valid", "It is accepted."
+    SECRET_NOT_FOUND = "SecretNotFound", "The Secret that holds the kubeconfig, or its key, does not exist."
+    KUBE_CONFIG_INVALID = "KubeConfigInvalid", "The kubeconfig cannot be used; the message says why."
+    UNAUTHORIZED = "Unauthorized", "The peer does not accept our credentials."
+    FORBIDDEN = "Forbidden", "The peer knows us, and we may not read its exchange namespace."
+    NOT_NEEDED = "NotNeeded", "The peer is this same API server."
+    MATCHED = "Matched", "Model, revision and compatibility key are equal."
+    MODEL_MISMATCH = "ModelMismatch", "The ends serve different models or revisions."
+    KEY_MISMATCH = "KeyMismatch", "The ends serve the same model in ways whose KV caches differ."
+    CLUSTER_ID_MISMATCH = "ClusterIDMismatch", "The peer publishes another identity than `peer.clusterID`."
+    REMOTE_NOT_PUBLISHED = (
+        "RemoteNotPublished",
+        "The peer's exchange has no document of the pool in `spec.remote`.",
+    )
+    DOCUMENT_INVALID = "DocumentInvalid", "The peer's document cannot be read; the message says why."
+    PEER_LOST = "PeerLost", "There is no contact with the peer."
+    ALL_ENCRYPTED = "AllEncrypted", "Everything is encrypted."
+    DECLARED_NONE = "DeclaredNone", "The spec says `None` for part of the traffic; the message names it."
+    MIRRORED = "Mirrored", "The EndpointSlices here show what the peer publishes."
+    LAST_KNOWN = "LastKnown", "The EndpointSlices here show what the peer published last; there is no contact now."
+
+
+_POOL = (Type.READY, Type.RECONCILING, Type.STALLED, Type.PODS_PLACED)
+CONDITIONS: Mapping[str, tuple[Type, ...]] = {
+    "PrfaaSCluster": (*_POOL, Type.EXPORTED),
+    "PDCluster": (*_POOL, Type.ROUTER_READY, Type.ROUTER_SYNCED, Type.REMOTE_PREFILL_AVAILABLE),
+    "InterClusterLink": (
+        Type.READY,
+        Type.RECONCILING,
+        Type.STALLED,
+        Type.ACCEPTED,
+        Type.CREDENTIALS_VALID,
+        Type.PEER_API_REACHABLE,
+        Type.COMPATIBLE,
+        Type.ENDPOINTS_MIRRORED,
+        Type.ENCRYPTED,
+    ),
+}
+"""Which conditions each kind has, in the order in which they are written."""
+
+_PLACEMENT = (Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING, Reason.STARTUP_DEADLINE_EXCEEDED)
+_STALLED = (Reason.INVALID_SPEC, Reason.NAME_CONFLICT, Reason.API_ERROR)
+_OWN: Mapping[Type, tuple[Reason, ...]] = {
+    Type.RECONCILING: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.DRAINING, Reason.PAUSED, *_STALLED),
+    Type.STALLED: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED),
+    Type.PODS_PLACED: (Reason.PLACED, Reason.NO_INSTANCES, Reason.PROGRESSING, *_PLACEMENT),
+    Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED, Reason.NOT_CONFIGURED),
+    Type.ROUTER_READY: (Reason.AVAILABLE, Reason.NO_ROUTERS, *_PLACEMENT),
+    Type.ROUTER_SYNCED: (Reason.ACKNOWLEDGED, Reason.POLICY_PENDING, Reason.NO_ROUTERS),
+    Type.REMOTE_PREFILL_AVAILABLE: (
+        Reason.AVAILABLE,
+        Reason.NOT_CONFIGURED,
+        Reason.LINK_NOT_FOUND,
+        Reason.LINK_NOT_READY,
+        Reason.NO_REMOTE_ENDPOINTS,
+    ),
+    Type.ACCEPTED: (Reason.VALID, Reason.LOCAL_NOT_FOUND, Reason.INVALID_SPEC),
+    Type.CREDENTIALS_VALID: (
+        Reason.VALID,
+        Reason.NOT_NEEDED,
+        Reason.NOT_PROBED,
+        Reason.SECRET_NOT_FOUND,
+        Reason.KUBE_CONFIG_INVALID,
+        Reason.UNAUTHORIZED,
+        Reason.FORBIDDEN,
+        Reason.UNREACHABLE,
+    ),
+    Type.PEER_API_REACHABLE: (Reason.REACHABLE, Reason.UNREACHABLE, Reason.NOT_PROBED, Reason.NOT_NEEDED),
+    Type.COMPATIBLE: (
+        Reason.MATCHED,
+        Reason.MODEL_MISMATCH,
+        Reason.KEY_MISMATCH,
+        Reason.CLUSTER_ID_MISMATCH,
+        Reason.REMOTE_NOT_PUBLISHED,
+        Reason.LOCAL_NOT_FOUND,
+        Reason.DOCUMENT_INVALID,
+        Reason.PEER_LOST,
+        Reason.NOT_PROBED,
+    ),
+    Type.ENDPOINTS_MIRRORED: (
+        Reason.MIRRORED,
+        Reason.LAST_KNOWN,
+        Reason.NOT_CONFIGURED,
+        Reason.NO_REMOTE_ENDPOINTS,
+        Reason.REMOTE_NOT_PUBLISHED,
+        Reason.DOCUMENT_INVALID,
+        Reason.NOT_PROBED,
+        Reason.API_ERROR,
+    ),
+    Type.ENCRYPTED: (Reason.ALL_ENCRYPTED, Reason.DECLARED_NONE),
+}
+REASONS: Mapping[Type, tuple[Reason, ...]] = {
+    Type.READY: tuple(dict.fromkeys((Reason.AS_SPECIFIED, *(each for own in _OWN.values() for each in own)))),
+    **_OWN,
+}
+"""The reasons that each type may have. `Ready` may have that of whatever keeps it from being true."""
 
 
 class Condition(ApiModel):
@@ -121,7 +214,12 @@ def timestamp(moment: datetime) -> str:
 def condition(
     kind: Type, status: bool | None, reason: Reason, message: str = "", *, generation: int, now: datetime
 ) -> Condition:
-    """A condition observed at `now`; status None is Unknown. `merge` keeps the older transition time."""
+    """A condition observed at `now`; status None is Unknown. `merge` keeps the older transition time.
+
+    :raises ValueError: the reason is not documented for this type.
+    """
+    if reason not in REASONS[kind]:
+        raise ValueError(f"{reason.value} is no documented reason of {kind.value}")
     text: ConditionStatus = "Unknown" if status is None else "True" if status else "False"
     return Condition(
         type=kind.value,

@@ -57,13 +57,15 @@ class PrfaaSCluster(ApiObject):
         short_names=("pfc",),
         columns=(
             *READY_COLUMNS,
-            Column("Instances", ".spec.instances", "integer"),
-            Column("ReadyInstances", ".status.readyInstances", "integer"),
-            Column("Published", ".status.endpoints", "integer"),
-            Column("Accelerator", ".spec.nodePool.accelerator", priority=1),
-            Column("Model", ".spec.model.name", priority=1),
-            Column("Updated", ".status.updatedInstances", "integer", priority=1),
-            Column("Draining", ".status.drainingInstances", "integer", priority=1),
+            Column("Instances", ".spec.instances", "Instances asked for.", "integer"),
+            Column("Up", ".status.readyInstances", "Instances that are ready.", "integer"),
+            Column("Published", ".status.endpoints", "Endpoints that peers see.", "integer"),
+            Column("Accelerator", ".spec.nodePool.accelerator", "Accelerator of the pool.", priority=1),
+            Column("Model", ".spec.model.name", "Model served.", priority=1),
+            Column("Updated", ".status.updatedInstances", "Instances of the newest revision.", "integer", priority=1),
+            Column(
+                "Draining", ".status.drainingInstances", "Instances leaving service.", "integer", priority=1
+            ),
             AGE_COLUMN,
         ),
         scale=Scale(".spec.instances", ".status.instances", ".status.selector"),

@@ -21,6 +21,7 @@ class Column:
 
     name: str
     json_path: str
+    description: str
     type: Literal["string", "integer", "date"] = "string"
     priority: int = 0
 
@@ -57,10 +58,10 @@ class Resource:
 
 
 READY_COLUMNS = (
-    Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
-    Column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
+    Column("Ready", ".status.conditions[?(@.type=='Ready')].status", "Whether all is as specified."),
+    Column("Reason", ".status.conditions[?(@.type=='Ready')].reason", "Why it is ready, or why not."),
 )
-AGE_COLUMN = Column("Age", ".metadata.creationTimestamp", "date")
+AGE_COLUMN = Column("Age", ".metadata.creationTimestamp", "Time since the object was created.", "date")
 
 
 class ObjectMeta(ApiModel):
@@ -82,7 +83,6 @@ class ObjectMeta(ApiModel):
     f"self.metadata.name.size() <= {MAX_NAME}",
     f"metadata.name may have at most {MAX_NAME} characters: names of children add to it",
     holds=lambda whole: len(whole.metadata.name) <= MAX_NAME,
-    field_path=".metadata.name",
 )
 class ApiObject(Ruled):
     """The frame of every kind: `spec` and `status` come with the kind."""
