@@ -268,11 +268,17 @@ class KubeClient:
         *,
         uid: str | None = None,
         propagation: Propagation = "Background",
+        grace_seconds: int | None = None,
     ) -> None:
-        """Raises NotFound if it is gone already, and Conflict if `uid` is given and a new object has the name."""
+        """Raises NotFound if it is gone already, and Conflict if `uid` is given and a new object has the name.
+
+        `grace_seconds` 0 removes a pod without waiting for its kubelet.
+        """
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
         await self._json("DELETE", resource.path(namespace, name), (), body)
 
     # Who may do what
