@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.datacenters.topology import load_topology
-from prfaas.api.common import bits_per_second
+from e2e.datacenters.topology import bits_per_second, load_topology
+from prfaas.api import common
 from prfaas.api.inter_cluster_link import InterClusterLink
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
@@ -37,7 +37,7 @@ def test_a_sample_is_valid(path: str) -> None:
 def test_the_demo_scales_are_those_of_its_line(side: str, link: str) -> None:
     args = document(f"demo/{side}/engine.yaml")["spec"]["engine"]["args"]
     flags = dict(zip(args[::2], args[1::2], strict=True))
-    line = load_topology(ROOT / "e2e" / "topologies" / "two.yaml").lines[0]
-    capacity = bits_per_second(document(link)["spec"]["network"]["capacity"])
-    wanted = kv_byte_scale(line.bits_per_second / 1e9, capacity / 1e9, float(flags["--time-scale"]))
+    line = bits_per_second(load_topology().lines[0].rate)
+    capacity = common.bits_per_second(document(link)["spec"]["network"]["capacity"])
+    wanted = kv_byte_scale(line / 1e9, capacity / 1e9, float(flags["--time-scale"]))
     assert float(flags["--kv-byte-scale"]) == pytest.approx(wanted)
