@@ -31,8 +31,9 @@ OwnName = Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=MAX_N
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253)]
 Text = Annotated[str, Field(max_length=1024)]
 Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=18)]
-Quantity = int | Annotated[str, Field(pattern=QUANTITY, max_length=32)]
-Bandwidth = int | Annotated[str, Field(pattern=BANDWIDTH, max_length=24)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Quantity = Whole | Annotated[str, Field(pattern=QUANTITY, max_length=32)]
+Bandwidth = Whole | Annotated[str, Field(pattern=BANDWIDTH, max_length=24)]
 Tokens = Annotated[int, Field(ge=0, le=100_000_000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 ImagePullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -153,7 +154,7 @@ class Resources(ApiModel):
 
 
 @rule(
-    "!has(self.key) ? self.operator == 'Exists' : true",
+    "has(self.key) || self.operator == 'Exists'",
     "a toleration without key tolerates everything and needs operator Exists",
     holds=lambda toleration: toleration.key is not None or toleration.operator == "Exists",
 )
@@ -161,6 +162,11 @@ class Resources(ApiModel):
     "self.operator != 'Exists' || !has(self.value)",
     "a toleration with operator Exists takes no value",
     holds=lambda toleration: toleration.operator != "Exists" or toleration.value is None,
+)
+@rule(
+    "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+    "tolerationSeconds needs effect NoExecute",
+    holds=lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
 )
 class Toleration(Ruled):
     """A taint that instances tolerate, as in a pod."""

@@ -95,7 +95,8 @@ def _convert_union(node: Mapping[str, Any], definitions: Mapping[str, Any], path
         raise SchemaError(f"{path}: a union may only be of one type and null, or of integer and string")
     text = _convert({**by_type["string"], **beside}, definitions, path, seen)
     del text["type"]
-    return {**text, "anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
+    bounds = {key: by_type["integer"][key] for key in ("minimum", "maximum") if key in by_type["integer"]}
+    return {**text, **bounds, "anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
 
 
 def _set_default(schema: Schema, node: Mapping[str, Any], path: str) -> None:

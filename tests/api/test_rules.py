@@ -1,0 +1,308 @@
+"""Every rule, with an example that it accepts and one that it rejects, before our models and before the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from e2e.apiserver import ApiServer
+from prfaas.api.crd import object_schema
+from prfaas.api.kinds import KINDS
+from prfaas.api.schema import Schema
+from tests.api.documents import REMOVE, collection, example
+
+
+@dataclass(frozen=True)
+class Case:
+    """Changes to the full example of a kind that a rule accepts, and that it rejects with a message."""
+
+    kind: str
+    message: str
+    accepted: Mapping[str, Any]
+    rejected: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+LONG_NAME = "metadata.name may have at most 40 characters: names of children add to it"
+ONE_SOURCE = "exactly one of secretKeyRef, configMapKeyRef and fieldRef is required"
+MULTIPLE = (
+    "gpusPerInstance must be a multiple of nodesPerInstance: every node of an instance has the same number of GPUs"
+)
+BAD_NAME = "should match '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'"
+BAD_DURATION = "should match '^([0-9]{1,4}h)?([0-9]{1,5}m)?([0-9]{1,6}s)?$'"
+BAD_QUANTITY = r"should match '^[0-9]{1,18}(\.[0-9]{1,9})?([numkMGTPE]|[KMGTPE]i)?$'"
+BAD_BANDWIDTH = r"should match '^[0-9]{1,15}(\.[0-9]{1,3})?[kMGT]?$'"
+
+
+def of_every_kind() -> list[Case]:
+    """Rules of every object."""
+    return [Case(kind, LONG_NAME, {"metadata.name": "n" * 40}, {"metadata.name": "n" * 41}) for kind in KINDS]
+
+
+def of_both_pools(kind: str) -> list[Case]:
+    """Rules of every pool."""
+    secret, config_map = {"name": "a", "key": "b"}, {"name": "c", "key": "d"}
+    return [
+        Case(kind, MULTIPLE, {"spec.gpusPerInstance": 18}, {"spec.gpusPerInstance": 17}),
+        Case(
+            kind,
+            "value and valueFrom exclude each other",
+            {"spec.engine.env.0": {"name": "NEITHER"}},
+            {"spec.engine.env.0": {"name": "BOTH", "value": "", "valueFrom": {"secretKeyRef": secret}}},
+        ),
+        Case(
+            kind,
+            ONE_SOURCE,
+            {"spec.engine.env.0": {"name": "ONE", "valueFrom": {"configMapKeyRef": config_map}}},
+            {
+                "spec.engine.env.0": {
+                    "name": "TWO",
+                    "valueFrom": {"configMapKeyRef": config_map, "secretKeyRef": secret},
+                }
+            },
+        ),
+        Case(
+            kind,
+            ONE_SOURCE,
+            {"spec.engine.env.0": {"name": "ONE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}},
+            {"spec.engine.env.0": {"name": "NONE", "valueFrom": {}}},
+        ),
+        Case(
+            kind,
+            "Duplicate value",
+            {"spec.engine.env": [{"name": "A"}, {"name": "B"}]},
+            {"spec.engine.env": [{"name": "A"}, {"name": "A"}]},
+        ),
+        Case(
+            kind,
+            "a toleration without key tolerates everything and needs operator Exists",
+            {"spec.nodePool.tolerations.0": {"operator": "Exists"}},
+            {"spec.nodePool.tolerations.0": {"value": "x"}},
+        ),
+        Case(
+            kind,
+            "a toleration with operator Exists takes no value",
+            {"spec.nodePool.tolerations.0": {"key": "k", "operator": "Exists"}},
+            {"spec.nodePool.tolerations.0": {"key": "k", "operator": "Exists", "value": "v"}},
+        ),
+        Case(
+            kind,
+            "tolerationSeconds needs effect NoExecute",
+            {"spec.nodePool.tolerations.0": {"key": "k", "effect": "NoExecute", "tolerationSeconds": 0}},
+            {"spec.nodePool.tolerations.0": {"key": "k", "tolerationSeconds": 0}},
+        ),
+        Case(kind, BAD_DURATION, {"spec.drain.deadline": "90s"}, {"spec.drain.deadline": "1.5h"}),
+        Case(
+            kind,
+            BAD_QUANTITY,
+            {"spec.engine.resources.requests.cpu": "1500m"},
+            {"spec.engine.resources.requests.cpu": "-1"},
+        ),
+    ]
+
+
+PD = "PDCluster"
+POOL_OF_PD = [
+    Case(
+        PD,
+        "instances must be 0 (the pool is off) or at least prefill.min + decode.min",
+        {"spec.pool.instances": 5},
+        {"spec.pool.instances": 4},
+    ),
+    Case(
+        PD,
+        "instances must be 0 (the pool is off) or at least prefill.min + decode.min",
+        {"spec.pool.instances": 0},
+        {"spec.pool.instances": 1},
+    ),
+    Case(
+        PD,
+        "instances may not be above prefill.max + decode.max",
+        {"spec.pool.instances": 10},
+        {"spec.pool.instances": 11},
+    ),
+    Case(PD, "min may not be above max", {"spec.pool.prefill.max": 3}, {"spec.pool.prefill.max": 1}),
+    Case(PD, "min may not be above max", {"spec.pool.decode.max": REMOVE}, {"spec.pool.decode.max": 2}),
+    Case(
+        PD,
+        "initialPrefill may not be below prefill.min",
+        {"spec.pool.initialPrefill": 2},
+        {"spec.pool.initialPrefill": 1},
+    ),
+    Case(
+        PD,
+        "initialPrefill may not be above prefill.max",
+        {"spec.pool.initialPrefill": 4},
+        {"spec.pool.initialPrefill": 5},
+    ),
+    Case(
+        PD,
+        "initialThreshold may not be below minThreshold",
+        {"spec.remotePrefill.0.minThreshold": 19400},
+        {"spec.remotePrefill.0.minThreshold": 19401},
+    ),
+    Case(
+        PD,
+        "initialThreshold may not be above maxThreshold",
+        {"spec.remotePrefill.0.maxThreshold": 19400},
+        {"spec.remotePrefill.0.maxThreshold": 19399},
+    ),
+    Case(
+        PD,
+        "Duplicate value",
+        {"spec.remotePrefill.1.linkRef": "to-south"},
+        {"spec.remotePrefill.1.linkRef": "to-east"},
+    ),
+    Case(
+        PD,
+        "nodePort needs type NodePort",
+        {"spec.router.service": {"type": "ClusterIP"}},
+        {"spec.router.service": {"type": "ClusterIP", "nodePort": 30080}},
+    ),
+]
+
+LINK = "InterClusterLink"
+SECRET_REF = {"name": "east-peer", "key": "config"}
+OF_LINK = [
+    Case(
+        LINK,
+        "exactly one of kubeConfigSecretRef and local is required",
+        {"spec.peer.source": {"local": {}}},
+        {"spec.peer.source": {"local": {}, "kubeConfigSecretRef": SECRET_REF}},
+    ),
+    Case(
+        LINK,
+        "exactly one of kubeConfigSecretRef and local is required",
+        {"spec.peer.source": {"kubeConfigSecretRef": SECRET_REF}},
+        {"spec.peer.source": {}},
+    ),
+    Case(
+        LINK,
+        "a link joins a PrfaaSCluster and a PDCluster: local.kind and remote.kind must differ",
+        {"spec.local.kind": "PrfaaSCluster", "spec.remote.kind": "PDCluster"},
+        {"spec.local.kind": "PrfaaSCluster"},
+    ),
+    Case(
+        LINK,
+        "period must be at least 1s",
+        {"spec.probe.period": "1s", "spec.probe.timeout": "1s"},
+        {"spec.probe.period": "0s"},
+    ),
+    Case(
+        LINK,
+        "timeout must be at least 1s and not above period",
+        {"spec.probe.timeout": "20s"},
+        {"spec.probe.timeout": "21s"},
+    ),
+    Case(
+        LINK,
+        "timeout must be at least 1s and not above period",
+        {"spec.probe.timeout": "1s"},
+        {"spec.probe.timeout": "0s"},
+    ),
+    Case(LINK, BAD_NAME, {"spec.network.line": "metro-2"}, {"spec.network.line": "Metro 2"}),
+    Case(LINK, BAD_BANDWIDTH, {"spec.network.capacity": "1.5G"}, {"spec.network.capacity": "100Gi"}),
+]
+
+CASES = [*of_every_kind(), *of_both_pools("PrfaaSCluster"), *of_both_pools(PD), *POOL_OF_PD, *OF_LINK]
+
+UPDATES = [
+    Case(
+        "PrfaaSCluster",
+        "nodesPerInstance cannot be changed",
+        {"spec.gpusPerInstance": 32},
+        {"spec.nodesPerInstance": 4},
+    ),
+    Case(PD, "nodesPerInstance cannot be changed", {"spec.gpusPerInstance": 32}, {"spec.nodesPerInstance": 1}),
+    Case(
+        LINK,
+        "local cannot be changed: make another link",
+        {"spec.network.capacity": "1G"},
+        {"spec.local.name": "other"},
+    ),
+    Case(
+        LINK, "remote cannot be changed: make another link", {"spec.paused": False}, {"spec.remote.namespace": "other"}
+    ),
+]
+"""Rules about a change: both sides are updates of the full example."""
+
+ENCRYPTION = ("control", "requests", "kv")
+
+
+def rules_of(schema: Schema) -> set[str]:
+    """Messages of every CEL rule of a schema."""
+    found = {each["message"] for each in schema.get("x-kubernetes-validations", [])}
+    children = [*schema.get("properties", {}).values()]
+    children += [schema[key] for key in ("items", "additionalProperties") if key in schema]
+    return found.union(*map(rules_of, children))
+
+
+def test_every_rule_has_its_examples() -> None:
+    written = {(kind, message) for kind, model in KINDS.items() for message in rules_of(object_schema(model))}
+    tabled = {(case.kind, case.message) for case in (*CASES, *UPDATES)}
+
+    assert written - tabled == set()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_models_follow_the_rule(case: Case) -> None:
+    model = KINDS[case.kind]
+    accepted, rejected = example(case.kind, case.accepted), example(case.kind, case.rejected)
+    for document in (accepted, rejected):
+        document["metadata"]["namespace"] = "default"
+
+    model.model_validate(accepted)
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(rejected)
+
+    # A pattern is pydantic's to report, in its own words.
+    expected = "should match pattern" if case.message.startswith("should match") else case.message
+    assert expected in str(caught.value)
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_api_server_follows_the_rule(case: Case, apiserver: ApiServer) -> None:
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    path = collection(case.kind, "default")
+
+    accepted = apiserver.request("POST", path, example(case.kind, case.accepted), query=query)
+    rejected = apiserver.request("POST", path, example(case.kind, case.rejected), query=query)
+
+    assert accepted.status == 201, accepted.message
+    assert rejected.status == 422
+    assert case.message in rejected.message
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize("case", UPDATES, ids=str)
+def test_api_server_follows_the_rule_about_changes(case: Case, apiserver: ApiServer, namespace: str) -> None:
+    before = example(case.kind)
+    made = apiserver.request("POST", collection(case.kind, namespace), before)
+    assert made.status == 201, made.message
+    path = collection(case.kind, namespace, before["metadata"]["name"])
+    version = {"metadata.resourceVersion": made.body["metadata"]["resourceVersion"]}
+
+    rejected = apiserver.request("PUT", path, example(case.kind, {**case.rejected, **version}))
+    accepted = apiserver.request("PUT", path, example(case.kind, {**case.accepted, **version}))
+
+    assert rejected.status == 422
+    assert case.message in rejected.message
+    assert accepted.status == 200, accepted.message
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize("part", ENCRYPTION)
+def test_what_is_not_encrypted_must_be_written_out(part: str, apiserver: ApiServer) -> None:
+    document = example(LINK, {f"spec.encryption.{part}": REMOVE})
+
+    answer = apiserver.request("POST", collection(LINK, "default"), document, query={"dryRun": "All"})
+
+    assert answer.status == 422
+    assert f"spec.encryption.{part}: Required value" in answer.message
