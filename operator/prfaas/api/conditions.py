@@ -126,7 +126,6 @@ CONDITIONS: Mapping[str, tuple[Type, ...]] = {
 _PLACEMENT = (Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING, Reason.STARTUP_DEADLINE_EXCEEDED)
 _STALLED = (Reason.INVALID_SPEC, Reason.NAME_CONFLICT, Reason.API_ERROR)
 _OWN: Mapping[Type, tuple[Reason, ...]] = {
-    Type.RECONCILING: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.DRAINING, Reason.PAUSED, *_STALLED),
     Type.STALLED: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED),
     Type.PODS_PLACED: (Reason.PLACED, Reason.NO_INSTANCES, Reason.PROGRESSING, *_PLACEMENT),
     Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED, Reason.NOT_CONFIGURED),
@@ -174,11 +173,13 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
     ),
     Type.ENCRYPTED: (Reason.ALL_ENCRYPTED, Reason.DECLARED_NONE),
 }
+_EVERY = tuple(dict.fromkeys((Reason.AS_SPECIFIED, *(reason for own in _OWN.values() for reason in own))))
 REASONS: Mapping[Type, tuple[Reason, ...]] = {
-    Type.READY: tuple(dict.fromkeys((Reason.AS_SPECIFIED, *(each for own in _OWN.values() for each in own)))),
+    Type.READY: _EVERY,
+    Type.RECONCILING: (*_EVERY, Reason.DRAINING),
     **_OWN,
 }
-"""The reasons that each type may have. `Ready` may have that of whatever keeps it from being true."""
+"""The reasons that each type may have. `Ready` and `Reconciling` may have that of whatever they wait for."""
 
 
 class Condition(ApiModel):

@@ -91,7 +91,8 @@ def _conditions() -> str:
         "## Conditions and their reasons",
         "",
         "Every condition carries `observedGeneration`; `lastTransitionTime` moves only when `status` flips; messages",
-        "hold no counters and no times. `Ready` that is not `True` has the reason and message of what is in its way.",
+        "hold no counters and no times. `Ready` that is not `True` has the reason and message of what is in its way,",
+        "and so has `Reconciling` while it waits.",
         "",
     ]
     for kind, reasons in REASONS.items():
