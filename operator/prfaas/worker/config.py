@@ -1,0 +1,131 @@
+"""What a worker was told at its start: vLLM's flags that matter here, the profile, and the two scales."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prfaas.api.labels import PORT_HTTP, PORT_KV
+from prfaas.api.profile import Profile, positive
+from prfaas.worker.blocks import BlockPool
+
+VLLM_VERSION = "0.33.0"
+NIXL_CONNECTOR_VERSION = 15
+DEFAULT_MAX_MODEL_LEN = 131_072
+DEFAULT_LEASE_SECONDS = 30
+
+Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+
+
+@dataclass(frozen=True)
+class KVTransfer:
+    """`--kv-transfer-config`, as far as it means something here."""
+
+    role: Role
+    engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    """`kv_connector_extra_config.kv_lease_duration`, modelled seconds."""
+    recompute_on_failure: bool = False
+    """`kv_load_failure_policy` is `recompute`."""
+    host: str = "localhost"
+    """VLLM_NIXL_SIDE_CHANNEL_HOST: where peers reach this worker."""
+    port: int = PORT_KV
+    """VLLM_NIXL_SIDE_CHANNEL_PORT."""
+
+    @property
+    def produces(self) -> bool:
+        """Whether prefills here are read by others."""
+        return self.role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        """Whether this worker reads what others prefilled."""
+        return self.role != "kv_producer"
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Everything an engine and its server need to know."""
+
+    model: str
+    profile: Profile
+    time_scale: float = 1.0
+    """Modelled seconds per real second."""
+    kv_byte_scale: float = 1.0
+    """Bytes on the wire per byte of KV."""
+    served_names: tuple[str, ...] = ()
+    host: str | None = None
+    port: int = PORT_HTTP
+    max_model_len: int = DEFAULT_MAX_MODEL_LEN
+    max_num_seqs: int = 1024
+    block_size: int = 16
+    num_gpu_blocks: int | None = None
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    attention_backend: str | None = None
+    kv_transfer: KVTransfer | None = None
+    shutdown_timeout: int = 0
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    api_keys: tuple[str, ...] = ()
+    prompt_tokens_details: bool = False
+    force_include_usage: bool = False
+    request_id_headers: bool = False
+    load_tracking: bool = False
+    keep_alive_seconds: float = 5.0
+    """VLLM_HTTP_TIMEOUT_KEEP_ALIVE."""
+
+    def __post_init__(self) -> None:
+        positive("--time-scale", self.time_scale)
+        positive("--kv-byte-scale", self.kv_byte_scale)
+        blocks = self.total_blocks
+        if blocks * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"{blocks} blocks of {self.block_size} tokens cannot hold one request of --max-model-len "
+                f"{self.max_model_len}: raise --num-gpu-blocks-override or lower --max-model-len"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that clients may ask for; the first is in labels and answers."""
+        return self.served_names or (self.model,)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a failed KV transfer is followed by a prefill here."""
+        return self.kv_transfer is not None and self.kv_transfer.recompute_on_failure
+
+    @property
+    def batch_limit(self) -> int:
+        """Requests that hold a slot at the same time."""
+        return min(self.max_num_seqs, self.profile.decode.max_batch)
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks: as overridden, or room for a full batch of the longest requests."""
+        per_request = BlockPool(1, self.block_size).blocks_for(self.max_model_len)
+        return self.num_gpu_blocks if self.num_gpu_blocks is not None else self.batch_limit * per_request
+
+    @property
+    def compatibility(self) -> str:
+        """Hash over what must be equal on both sides of a KV transfer.
+
+        vLLM's inputs as far as this worker has them, the KV size of the profile and the byte scale. Tensor parallelism
+        and block size are not in it: they may differ.
+        """
+        inputs: dict[str, Any] = {
+            "vllm": VLLM_VERSION,
+            "connector": NIXL_CONNECTOR_VERSION,
+            "model": self.model,
+            "dtype": self.dtype,
+            "cache_dtype": self.kv_cache_dtype,
+            "attention_backend": self.attention_backend,
+            "transfer_mode": "pull",
+            "kv": self.profile.kv.to_wire(),
+            "kv_byte_scale": self.kv_byte_scale,
+        }
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

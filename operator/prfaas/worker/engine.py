@@ -1,0 +1,379 @@
+"""The engine: drives the scheduler by the clock, moves KV, hands tokens to whoever serves them.
+
+One loop sleeps until the next thing the scheduler or a lease has to do; a transfer is a task of its own and reports
+back when its bytes are here. Everything else is synchronous, in the loop's turn or in a call of a request's handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from prfaas.worker.blocks import BlockPool
+from prfaas.worker.clock import Clock
+from prfaas.worker.config import KVTransfer, WorkerConfig
+from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
+from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseTable
+from prfaas.worker.kv.params import ParamsError, RemoteBlocks, blocks_digest
+from prfaas.worker.kv.payload import payload_bytes
+from prfaas.worker.kv.pull import HANDSHAKE_SECONDS, Pulled, Puller, TransferError
+from prfaas.worker.kv.serve import Identity, KVServer
+from prfaas.worker.metrics import Metrics
+from prfaas.worker.oracle import last_token, prompt_state
+from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
+
+log = logging.getLogger(__name__)
+
+
+class AdmissionError(Exception):
+    """The queue limits refuse a request; `reason` is vLLM's label for which."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Engine:
+    """One model replica. Create, `start`, `submit` and read; `drain`, `stop`."""
+
+    def __init__(self, config: WorkerConfig, clock: Clock) -> None:
+        self.config, self.clock = config, clock
+        transfer = config.kv_transfer
+        self.metrics = Metrics(
+            config.names[0],
+            config.max_model_len,
+            nixl=transfer is not None,
+            kv_consumer=transfer is not None and transfer.consumes,
+        )
+        self.pool = BlockPool(config.total_blocks, config.block_size)
+        self.scheduler = Scheduler(config.profile, self.pool, config.batch_limit, config.time_scale)
+        lease_seconds = (transfer.lease_seconds if transfer else 1.0) / config.time_scale
+        self.leases = LeaseTable(lease_seconds)
+        self._puller = Puller(
+            compatibility=config.compatibility,
+            clock=clock,
+            heartbeat_seconds=lease_seconds / HEARTBEATS_PER_LEASE,
+            stall_seconds=max(lease_seconds, HANDSHAKE_SECONDS),
+            payload_size=self.payload_size,
+            count_received=self.metrics.kv_wire.labels("received").inc,
+        )
+        self.kv_port = transfer.port if transfer else 0
+        self._kv_server: KVServer | None = None
+        self._generations: dict[Sequence, Generation] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._prefill_tokens = 0
+        self._draining = False
+        self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        scheduler = self.scheduler
+        self.metrics.watch(
+            running=lambda: scheduler.running,
+            queued=lambda: len(scheduler.queue),
+            deferred=lambda: scheduler.deferred,
+            stages=scheduler.fetch_stages,
+            usage=lambda: self.pool.used / self.pool.total,
+        )
+        self.metrics.cache_config(
+            {
+                "block_size": str(config.block_size),
+                "num_gpu_blocks": str(self.pool.total),
+                "cache_dtype": config.kv_cache_dtype,
+                "enable_prefix_caching": "False",
+            }
+        )
+
+    async def start(self) -> None:
+        """Load the model (the profile's startup time), then listen for KV and begin."""
+        await self.clock.wait(
+            asyncio.Event(), self.clock.now() + self.config.profile.startup_seconds / self.config.time_scale
+        )
+        transfer = self.config.kv_transfer
+        if transfer is not None and transfer.produces:
+            self._kv_server = KVServer(Identity(transfer.engine_id, self.config.compatibility), self)
+            self.kv_port = await self._kv_server.start(transfer.host, transfer.port)
+        self._loop = asyncio.create_task(self._run())
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests; requests and leases may end for so many real seconds, then requests are aborted."""
+        self._draining = True
+        self._note_idle()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            for generation in list(self._generations.values()):
+                self.abort(generation)
+
+    async def stop(self) -> None:
+        """End everything; no request may be under way any more."""
+        if self._loop is not None:
+            self._loop.cancel()
+        if self._kv_server is not None:
+            await self._kv_server.stop()
+        if self._background:
+            await asyncio.wait(self._background, timeout=1)
+        for task in self._background:
+            task.cancel()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests under way."""
+        return len(self._generations)
+
+    def submit(self, ask: Ask) -> Generation:
+        """Begin an answer; AdmissionError at a queue limit. A KV problem ends the answer with reason `error`."""
+        self.check_admission()
+        now = self.clock.now()
+        room = self.config.max_model_len - ask.prompt_tokens
+        limit = min(LONGEST_NATURAL, room) if ask.max_tokens is None else ask.max_tokens
+        sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now)
+        generation = Generation(sequence, ask.max_tokens, ask.stop, last_token(ask.prompt))
+        if self._draining:
+            self._end(generation, "abort", now)
+            return generation
+        try:
+            self._choose_kv(generation, ask.kv_params, self.config.kv_transfer)
+        except ParamsError as error:
+            log.error("request %s: %s", ask.request_id, error)
+            self.metrics.failed_transfers.inc()
+            self._end(generation, "error", now)
+            return generation
+        self._generations[sequence] = generation
+        self._prefill_tokens += ask.prompt_tokens
+        self._idle.clear()
+        if generation.remote is None:
+            self._compute_state(generation, ask.prompt)
+        else:
+            if self.config.recomputes:
+                generation.prompt = ask.prompt
+            generation.fetch = asyncio.create_task(self._fetch(generation, generation.remote))
+        self.scheduler.submit(sequence, now)
+        self._wake.set()
+        return generation
+
+    def check_admission(self) -> None:
+        """AdmissionError if a queue limit refuses a request now."""
+        requests, tokens = self.config.max_queued_requests, self.config.max_queued_tokens
+        if requests is not None and len(self._generations) + 1 > requests:
+            self._reject("max_num_queued_reqs", f"Too many requests in flight: the limit is {requests}.")
+        if tokens is not None and self._prefill_tokens >= tokens:
+            self._reject("max_num_queued_tokens", f"Too many queued prompt tokens: the limit is {tokens}.")
+
+    def abort(self, generation: Generation) -> None:
+        """The client is gone: free everything that the request holds here, and its KV at the prefill worker."""
+        if generation.finish_reason is not None:
+            return
+        now = self.clock.now()
+        self.scheduler.stop(generation.sequence, now)
+        pulling = generation.fetch is not None and not generation.fetch.done()
+        if generation.fetch is not None:
+            generation.fetch.cancel()
+        if generation.remote is not None and pulling:
+            self._release(generation.remote)
+        self._end(generation, "abort", now)
+        self._wake.set()
+
+    def release_refused(self, kv_params: dict[str, Any] | None) -> None:
+        """A request was refused before it got here: the prefill worker must not keep its KV until the lease ends."""
+        transfer = self.config.kv_transfer
+        if transfer is not None and transfer.consumes and kv_params and kv_params.get("do_remote_prefill"):
+            try:
+                self._release(RemoteBlocks.from_params(kv_params))
+            except ParamsError as error:
+                log.warning("refused request without usable KV parameters: %s", error)
+
+    # What the KV port needs (kv.serve.LeaseHolder).
+
+    def now(self) -> float:
+        """The engine's clock."""
+        return self.clock.now()
+
+    def lease_changed(self) -> None:
+        """A lease was renewed or ended."""
+        self._wake.set()
+
+    def notified_after_expiry(self) -> None:
+        """A reader finished after its lease had ended."""
+        self.metrics.after_expiry.inc()
+
+    def payload_size(self, tokens: int) -> int:
+        """Bytes that cross for a prompt of that length."""
+        return payload_bytes(self.config.profile.kv, tokens, self.config.kv_byte_scale)
+
+    def kv_sent(self, count: int) -> None:
+        """Bytes were handed to a KV socket."""
+        self.metrics.kv_wire.labels("sent").inc(count)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            self._turn(self.clock.now())
+            ends = [end for end in (self.scheduler.next_event(), self.leases.next_deadline()) if end is not None]
+            await self.clock.wait(self._wake, min(ends, default=None))
+
+    def _turn(self, now: float) -> None:
+        for request_id in self.leases.expire(now):
+            log.warning("KV of request %s expired unread", request_id)
+            self.metrics.expired.inc()
+        self.scheduler.blocks_freed(now)
+        produced = 0
+        for event in self.scheduler.advance(now):
+            generation = self._generations.get(event.sequence)
+            if generation is None:
+                continue
+            if event.start_transfer:
+                generation.may_transfer.set()
+            if event.tokens:
+                produced += event.tokens
+                self._deliver(generation, event, now)
+        if produced:
+            self.metrics.generation_tokens.inc(produced)
+            self.metrics.iteration_tokens.observe(produced)
+        self._note_idle()
+
+    def _deliver(self, generation: Generation, event: Advanced, now: float) -> None:
+        if generation.first_token is None:
+            generation.first_token = event.at
+            self._first_token(generation, now)
+        elif generation.last_token is not None:
+            self.metrics.inter_token.observe(event.at - generation.last_token)
+        generation.last_token = event.at
+        generation.push(event.tokens)
+        if event.finished:
+            if event.sequence.holds_kv:
+                self._grant(generation, now)
+            self._end(generation, generation.end_reason, now)
+
+    def _first_token(self, generation: Generation, now: float) -> None:
+        sequence, metrics = generation.sequence, self.metrics
+        self._prefill_tokens -= sequence.prompt_tokens
+        computed = 1 if generation.external else sequence.prompt_tokens
+        metrics.ttft.observe(now - sequence.arrived)
+        metrics.prompt_tokens.inc(sequence.prompt_tokens)
+        metrics.computed.inc(computed)
+        metrics.prefill_computed.observe(computed)
+        metrics.external.inc(sequence.prompt_tokens - computed)
+
+    def _choose_kv(self, generation: Generation, params: dict[str, Any] | None, transfer: KVTransfer | None) -> None:
+        if transfer is None or not params:
+            return
+        sequence = generation.sequence
+        if params.get("do_remote_prefill"):
+            if not transfer.consumes:
+                raise ParamsError("do_remote_prefill sent to a kv_producer")
+            generation.remote = remote = RemoteBlocks.from_params(params)
+            if remote.tokens != sequence.prompt_tokens:
+                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt of {sequence.prompt_tokens}")
+            sequence.kv_from_remote = generation.external = True
+        elif params.get("do_remote_decode"):
+            if not transfer.produces:
+                raise ParamsError("do_remote_decode sent to a kv_consumer")
+            sequence.holds_kv = True
+
+    def _compute_state(self, generation: Generation, prompt: bytes) -> None:
+        generation.state_known(prompt_state(self.config.model, prompt), self._room(generation))
+
+    def _room(self, generation: Generation) -> int:
+        return self.config.max_model_len - generation.sequence.prompt_tokens
+
+    async def _fetch(self, generation: Generation, remote: RemoteBlocks) -> None:
+        try:
+            pulled = await self._puller.pull(remote, generation.may_transfer)
+        except TransferError as error:
+            log.error("request %s: %s", generation.sequence.request_id, error)
+            self._fetch_failed(generation)
+        else:
+            self._fetched(generation, pulled)
+        self._wake.set()
+
+    def _fetched(self, generation: Generation, pulled: Pulled) -> None:
+        metrics, tokens = self.metrics, generation.sequence.prompt_tokens
+        metrics.xfer_time.observe(pulled.seconds)
+        metrics.xfer_bytes.observe(pulled.wire_bytes)
+        metrics.descriptors.observe(pulled.chunks)
+        metrics.external_queries.inc(tokens)
+        metrics.external_hits.inc(tokens)
+        # The pulled state and the last prompt token, nothing else: an answer that verifies proves the transfer.
+        generation.state_known(pulled.state, self._room(generation))
+        self.scheduler.kv_arrived(generation.sequence, self.clock.now())
+
+    def _fetch_failed(self, generation: Generation) -> None:
+        now = self.clock.now()
+        self.metrics.failed_transfers.inc()
+        if self.config.recomputes:
+            generation.external = False
+            self._compute_state(generation, generation.prompt)
+            self.scheduler.recompute(generation.sequence, now)
+        else:
+            self.scheduler.stop(generation.sequence, now)
+            self._end(generation, "error", now)
+
+    def _grant(self, generation: Generation, now: float) -> None:
+        transfer, sequence = self.config.kv_transfer, generation.sequence
+        assert transfer is not None
+        shown = (tuple(sequence.blocks[: self.pool.blocks_for(sequence.prompt_tokens)]),)
+        blocks, sequence.blocks = sequence.blocks, []
+        self.leases.grant(
+            Lease(
+                request_id=sequence.request_id,
+                state=generation.state,
+                tokens=sequence.prompt_tokens,
+                blocks=blocks_digest(shown),
+                deadline=now + self.leases.duration,
+                free=lambda: self.pool.give_back(blocks),
+            )
+        )
+        generation.kv_params = RemoteBlocks(
+            engine_id=transfer.engine_id,
+            request_id=sequence.request_id,
+            host=transfer.host,
+            port=self.kv_port,
+            tokens=sequence.prompt_tokens,
+            block_ids=shown,
+            tp_size=self.config.tensor_parallel_size,
+        ).to_params()
+
+    def _end(self, generation: Generation, reason: str, now: float) -> None:
+        sequence, metrics = generation.sequence, self.metrics
+        if self._generations.pop(sequence, None) is not None and generation.first_token is None:
+            self._prefill_tokens -= sequence.prompt_tokens
+        generation.finish(reason)
+        metrics.finished(reason)
+        metrics.e2e.observe(now - sequence.arrived)
+        metrics.request_prompt.observe(sequence.prompt_tokens)
+        metrics.request_generation.observe(sequence.generated)
+        metrics.request_max_generation.observe(sequence.generated)
+        metrics.params_n.observe(1)
+        if generation.max_tokens is not None:
+            metrics.params_max_tokens.observe(generation.max_tokens)
+        if sequence.started is not None and generation.first_token is not None and generation.last_token is not None:
+            metrics.queue_time.observe(sequence.started - sequence.arrived)
+            metrics.prefill_time.observe(generation.first_token - sequence.started)
+            metrics.inference_time.observe(generation.last_token - sequence.started)
+            decode = generation.last_token - generation.first_token
+            metrics.decode_time.observe(decode)
+            if sequence.generated > 1:
+                metrics.per_token.observe(decode / (sequence.generated - 1))
+
+    def _reject(self, reason: str, message: str) -> None:
+        self.metrics.rejected(reason)
+        raise AdmissionError(reason, message)
+
+    def _release(self, remote: RemoteBlocks) -> None:
+        task = asyncio.create_task(self._tell_released(remote))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _tell_released(self, remote: RemoteBlocks) -> None:
+        try:
+            await self._puller.release(remote)
+        except TransferError as error:
+            log.warning("KV stays at the prefill worker until its lease ends: %s", error)
+            self.metrics.failed_notifications.inc()
+
+    def _note_idle(self) -> None:
+        if not self._generations and not len(self.leases):
+            self._idle.set()
+        else:
+            self._idle.clear()

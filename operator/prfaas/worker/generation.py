@@ -1,0 +1,102 @@
+"""One answer under way: what was asked, what it needs to know, and the tokens on their way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from prfaas.worker.kv.params import RemoteBlocks
+from prfaas.worker.oracle import answer, answer_words, natural_length
+from prfaas.worker.scheduler import Sequence
+
+LONGEST_NATURAL = 319
+"""Upper bound of oracle.natural_length: what a request without a limit reserves."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One completion, as the HTTP side understood it."""
+
+    request_id: str
+    """vLLM's internal id; `kv_transfer_params.remote_request_id` of a prefill answer."""
+    prompt: bytes
+    prompt_tokens: int
+    max_tokens: int | None
+    """None: the request set no limit."""
+    stop: tuple[str, ...] = ()
+    kv_params: dict[str, Any] | None = None
+
+
+@dataclass(eq=False)
+class Generation:
+    """An answer under way. Its reader waits in `next`."""
+
+    sequence: Sequence
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    last: bytes
+    """The last prompt token."""
+    prompt: bytes = b""
+    """Kept only where a failed transfer is followed by a prefill here."""
+    remote: RemoteBlocks | None = None
+    kv_params: dict[str, Any] | None = None
+    """What a prefill worker tells the router, once finished."""
+    finish_reason: str | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    fetch: asyncio.Task[None] | None = None
+    may_transfer: asyncio.Event = field(default_factory=asyncio.Event)
+    state: bytes = b""
+    end_reason: str = "length"
+    external: bool = False
+    """Whether its KV was computed elsewhere."""
+    _words: Iterator[str] = field(default_factory=lambda: iter(()))
+    _fresh: list[str] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def state_known(self, state: bytes, room: int) -> None:
+        """What the answer depends on is here: the prefilled state. `room`: tokens that fit behind the prompt."""
+        self.state = state
+        limit = self.max_tokens
+        if limit is None:
+            natural = natural_length(state)
+            self.end_reason = "stop" if natural <= room else "length"
+            limit = min(natural, room)
+        if self.stop:
+            # The whole answer is known: cut it now, rather than look for the stop string token by token.
+            known = answer(state, self.last, limit, self.stop)
+            if known.finish_reason == "stop":
+                self.end_reason = "stop"
+            self._words, limit = iter(known.pieces), len(known.pieces)
+        else:
+            self._words = answer_words(state, self.last)
+        self.sequence.max_tokens = limit
+
+    def push(self, tokens: int) -> None:
+        """So many tokens more."""
+        self._fresh.extend(islice(self._words, tokens))
+        self._changed.set()
+
+    def finish(self, reason: str) -> None:
+        """No more tokens; `reason` is vLLM's."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+        self._changed.set()
+
+    async def next(self) -> tuple[list[str], str | None]:
+        """Texts of the tokens since the last call, at least one unless finished, and the finish reason."""
+        await self._changed.wait()
+        self._changed.clear()
+        fresh, self._fresh = self._fresh, []
+        if self.finish_reason is not None:
+            self._changed.set()
+        return fresh, self.finish_reason
+
+
+def internal_id(external_id: str) -> str:
+    """vLLM's internal request id: the external one and eight random hex digits."""
+    return f"{external_id}-{uuid.uuid4().hex[:8]}"
