@@ -43,6 +43,13 @@ def test_an_entry_holds_one_slot(ledger: Ledger) -> None:
     assert dict(ledger.in_flight) == {"d:2": 1}
 
 
+def test_a_stream_that_ended_during_its_decision_takes_no_slot(ledger: Ledger) -> None:
+    entry = ledger.begin(("a", 1), "/")
+    ledger.end(("a", 1))
+    ledger.hold(entry, "d:1")
+    assert not ledger.in_flight
+
+
 def test_attempts_are_told_apart(ledger: Ledger) -> None:
     ledger.hold(ledger.begin(("a", 1), "/"), "d:1")
     ledger.hold(ledger.begin(("a", 2), "/"), "d:2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -137,6 +138,20 @@ def test_what_failed_this_request_is_excluded_even_as_last_resort() -> None:
     refused = decide(Prompt(10), policy(), POOLS, IDLE, key="r", exclude=frozenset({D1.address, D2.address}))
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.NO_DECODE
+
+
+def test_kv_of_another_layout_is_not_asked_for() -> None:
+    other, same = replace(E1, compatibility_key="b"), replace(E2, compatibility_key="a")
+    pools = replace(POOLS, remote={"to-east": (other, same)})
+    cuts = (LinkThreshold(link="to-east", tokens=1000),)
+    rules = RoutingPolicy.build(
+        pd_cluster_uid="u", epoch=1, version=1, model="m", thresholds=cuts, compatibility_key="a"
+    )
+    busy = Load(in_flight={E2.address: 9})
+    assert decision(route(5000, rules=rules, pools=pools, load=busy)).prefill == E2
+    assert decision(route(5000, pools=pools, load=busy)).prefill == E1  # a policy without a key asks for none
+    only = replace(POOLS, remote={"to-east": (other,)})
+    assert decision(route(5000, rules=rules, pools=only)).reason is Reason.REMOTE_UNAVAILABLE
 
 
 def test_a_retry_goes_back_to_the_prefill_instance_that_holds_the_prompt() -> None:

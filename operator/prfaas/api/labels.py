@@ -31,6 +31,8 @@ ORIGIN = "prfaas.io/origin"
 
 REMOVE = "prfaas.io/remove"
 """Annotation with value `true` on an instance's child: when the pool shrinks next, this instance goes first."""
+COMPATIBILITY_KEY = "prfaas.io/compatibility-key"
+"""Annotation on mirrored EndpointSlices: key of the KV layout that their instances write. Absent: not checked."""
 SPEC_HASH = "prfaas.io/spec-hash"
 """Annotation: hash of the object as last applied, so that an unchanged one is not applied again."""
 

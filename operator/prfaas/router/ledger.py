@@ -31,6 +31,10 @@ class Entry:
     """Overrides the decision's reason: why the picker answered by itself."""
     slot: str | None = None
     """Address of the decode instance whose slot is held."""
+    repeated: bool = False
+    """An attempt that was answered with the answer to the one before it."""
+    closed: bool = False
+    """The stream ended, maybe while its decision was still being made: it takes no slot any more."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,9 @@ class Ledger:
     def hold(self, entry: Entry, decode: str) -> None:
         """Take a slot of a decode instance; an entry holds one at most."""
         self.release(entry)
-        entry.slot = decode
-        self.in_flight[decode] += 1
+        if not entry.closed:
+            entry.slot = decode
+            self.in_flight[decode] += 1
 
     def release(self, entry: Entry) -> None:
         """Give the decode slot back."""
@@ -87,6 +92,7 @@ class Ledger:
         """The stream ended: close its entry. None if it is not in the book (the picker was restarted)."""
         entry = self.entries.pop(stream, None)
         if entry is not None:
+            entry.closed = True
             self.release(entry)
         return entry
 

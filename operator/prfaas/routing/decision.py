@@ -102,12 +102,17 @@ def decide(
             return Refusal(Reason.MULTIPLE_SEQUENCES_TOO_LONG, 400, message)
         return Decision(Reason.MULTIPLE_SEQUENCES, decode, None)
 
+    def readable(link: str) -> list[Endpoint]:
+        keys = {None, policy.compatibility_key}
+        found = pools.remote.get(link, ())
+        return [endpoint for endpoint in found if len(keys) == 1 or endpoint.compatibility_key in keys]
+
     # No last resort on a link: a line that does not answer is not tried again while its instances are skipped.
     def remote(links: Iterable[str]) -> tuple[str, Endpoint] | None:
         best = [
             (link, endpoint)
             for link in links
-            if (endpoint := _least(pools.remote.get(link, ()), load, key, exclude, prefer=prefer)) is not None
+            if (endpoint := _least(readable(link), load, key, exclude, prefer=prefer)) is not None
         ]
         return min(best, key=lambda found: load.in_flight.get(found[1].address, 0), default=None)
 

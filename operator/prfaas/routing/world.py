@@ -15,6 +15,8 @@ class Endpoint:
     port: int
     name: str = field(default="", compare=False)
     """Pod or instance name, for people."""
+    compatibility_key: str | None = field(default=None, compare=False)
+    """Key of the KV layout that it writes, if it was published with one."""
 
     @property
     def address(self) -> str:

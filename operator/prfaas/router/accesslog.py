@@ -1,0 +1,50 @@
+"""How the picker learns that a stream ended: Envoy's access log of the inner listener, entry by entry.
+
+Every attempt ends with exactly one entry, whether it was answered, cut, or its client left. When Envoy itself goes, its
+log streams end, and what they would still have told is lost together with the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from envoy.service.accesslog.v3 import als_pb2
+
+from prfaas.router.extproc import ATTEMPT, STREAM
+from prfaas.router.ledger import Ledger
+from prfaas.router.metrics import Metrics
+
+
+class AccessLog:
+    """Servicer of envoy.service.accesslog.v3.AccessLogService."""
+
+    def __init__(self, ledger: Ledger, metrics: Metrics) -> None:
+        self._ledger, self._metrics = ledger, metrics
+        self._open = 0
+
+    async def StreamAccessLogs(self, messages: AsyncIterator[Any], _: Any) -> Any:  # noqa: N802 (the protocol's name)
+        """One stream per thread of Envoy, for as long as Envoy lives."""
+        self._open += 1
+        try:
+            async for message in messages:
+                for entry in message.http_logs.log_entry:
+                    self._ended(entry)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._ledger.forget_streams()
+        return als_pb2.StreamAccessLogsResponse()
+
+    def _ended(self, log: Any) -> None:
+        headers = log.request.request_headers
+        attempt = headers.get(ATTEMPT, "1")
+        stream = (headers.get(STREAM, ""), int(attempt) if attempt.isdecimal() else 1)
+        entry = self._ledger.entries.get(stream)
+        code = log.response.response_code.value
+        if entry is not None and entry.slot is not None:
+            if log.common_properties.response_flags.upstream_connection_failure:
+                self._ledger.refused([entry.slot])
+            elif code == 200:
+                self._ledger.answered(entry.slot)
+        self._metrics.ended(self._ledger.end(stream), code)

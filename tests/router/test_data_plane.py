@@ -1,0 +1,459 @@
+"""Requests through the real Envoy and the picker: where they go, and what every kind of failure looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from prfaas.api.policy import Fallback
+from prfaas.router.prefill import LegTimes
+from prfaas.routing.world import Endpoint
+from tests.router.rig import (
+    LINK,
+    MAX_BODY,
+    Call,
+    Engine,
+    EnvoyProcess,
+    Gate,
+    Rig,
+    engine,
+    free_port,
+    good,
+    policy,
+    reset,
+    rig,
+    silent,
+    status,
+    until,
+)
+
+pytestmark = pytest.mark.envoy
+
+
+def nobody() -> Endpoint:
+    """An address that refuses connections."""
+    return Endpoint("127.0.0.1", free_port(), "nobody")
+
+
+async def test_a_short_prompt_is_prefilled_here(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d, engine("e") as e:
+        await router.use((p.endpoint,), (d.endpoint,), (e.endpoint,))
+        answer = await router.post(router.short | {"max_tokens": 7})
+        assert answer.status == 200
+        assert answer.json["choices"][0]["text"] == "answer of d"
+        assert answer.decision == "local; reason=Short"
+        assert [len(x.calls) for x in (p, d, e)] == [1, 1, 0]
+        assert p.calls[0].body["max_tokens"] == 1
+        assert d.calls[0].body["max_tokens"] == 7
+        assert d.calls[0].kv["remote_engine_id"] == "p"
+
+
+async def test_a_long_prompt_is_prefilled_over_the_link(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d, engine("e") as e:
+        await router.use((p.endpoint,), (d.endpoint,), (e.endpoint,))
+        answer = await router.post(router.long)
+        assert answer.status == 200
+        assert answer.decision == f"remote; link={LINK}; reason=Long"
+        assert [len(x.calls) for x in (p, d, e)] == [0, 1, 1]
+        assert d.calls[0].kv["remote_engine_id"] == "e"
+
+
+async def test_chat_takes_the_same_way(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post({"messages": [{"role": "user", "content": "hi"}]}, path="/v1/chat/completions")
+        assert answer.status == 200
+        assert [p.calls[0].path, d.calls[0].path] == ["/v1/chat/completions"] * 2
+
+
+async def test_both_legs_carry_the_request_id_and_the_clients_key(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(router.short, headers={"x-request-id": "mine", "authorization": "Bearer key"})
+        assert answer.headers["x-request-id"] == "mine"
+        for call in (p.calls[0], d.calls[0]):
+            assert call.headers["x-request-id"] == "mine"
+            assert call.headers["authorization"] == "Bearer key"
+        await router.post(router.short)
+        assert p.calls[1].headers["x-request-id"] == d.calls[1].headers["x-request-id"] != "mine"
+
+
+async def test_the_answer_streams_through_chunk_by_chunk(router: Rig) -> None:
+    gate = Gate()
+    async with engine("p") as p, engine("d", gate) as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        body = json.dumps(router.short | {"stream": True})
+        async with router.session.post(router.envoy.url + "/v1/completions", data=body) as response:
+            assert response.status == 200
+            for number in range(3):
+                gate.step()  # the engine writes the next chunk only now that the one before has arrived
+                assert await response.content.readuntil(b"\n\n") == b"data: %d\n\n" % number
+            assert await response.content.read() == b""
+    await router.idle()
+
+
+async def test_a_whole_stream_is_passed_on_unchanged(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(router.short | {"stream": True, "stream_options": {"include_usage": True}})
+        assert answer.headers["content-type"] == "text/event-stream"
+        events = [b'data: {"choices":[{"text":"%d"}]}\n\n' % number for number in range(4)]
+        assert answer.raw == b"".join(events) + b"data: [DONE]\n\n"
+        assert "stream_options" not in p.calls[0].body
+        assert d.calls[0].body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("extra", [{"n": 2}, {"prompt": ["a", "b"]}])
+async def test_several_sequences_run_without_kv_transfer(router: Rig, extra: dict[str, Any]) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(router.short | extra | {"kv_transfer_params": {"remote_host": "evil"}})
+        assert answer.status == 200
+        assert answer.decision == "local; reason=MultipleSequences"
+        assert not p.calls
+        assert "kv_transfer_params" not in d.calls[0].body
+
+
+async def test_a_body_of_eight_megabytes(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d, engine("e") as e:
+        await router.use((p.endpoint,), (d.endpoint,), (e.endpoint,))
+        prompt = "z" * (8 * 1024 * 1024)
+        answer = await router.post({"prompt": prompt})
+        assert answer.status == 200
+        assert e.calls[0].body["prompt"] == d.calls[0].body["prompt"] == prompt
+        assert d.calls[0].headers["content-length"] == str(len(d.calls[0].raw))
+
+
+async def test_a_body_above_the_limit_is_refused_before_anyone_sees_it(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(b'{"prompt": "' + b"z" * MAX_BODY + b'"}')
+        assert answer.status == 413
+        assert answer.error()["type"] == "RequestTooLargeError"
+        assert not p.calls
+        assert not d.calls
+
+
+@pytest.mark.parametrize("raw", [b"", b"not json", b"[]", b'{"prompt": "\xff"}'])
+async def test_what_is_not_a_json_object_is_a_400(router: Rig, raw: bytes) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(raw)
+        assert answer.status == 400
+        assert answer.error()["type"] == "BadRequestError"
+        assert not d.calls
+
+
+async def test_other_paths_and_methods(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        models = await router.get("/v1/models")
+        assert models.json["data"][0]["served_by"] == "d"
+        assert (await router.get("/health")).status == 200
+        missing = await router.post({}, path="/v1/responses")
+        assert missing.status == 404
+        assert missing.error()["type"] == "NotFoundError"
+        wrong = await router.get("/v1/completions")
+        assert wrong.status == 405
+        assert wrong.error()["message"] == "Use POST /v1/completions"
+        assert not p.calls
+        assert len(d.calls) == 1
+
+
+# Nobody to ask
+
+
+async def test_without_a_policy_nothing_is_served(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        router.policies.current = None
+        for answer in (await router.post(router.short), await router.get("/health")):
+            assert answer.status == 503
+            assert "no routing policy" in answer.error()["message"]
+        assert not p.calls
+        assert not d.calls
+
+
+async def test_before_the_endpoints_are_known_nothing_is_served(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        router.source.synced = False
+        assert (await router.post(router.short)).status == 503
+
+
+async def test_without_instances_the_error_says_which_are_missing(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), ())
+        for answer in (await router.post(router.short), await router.get("/health"), await router.get("/v1/models")):
+            assert answer.status == 503
+            assert "No decode instance" in answer.error()["message"]
+            assert answer.headers["retry-after"] == "1"
+        assert not p.calls, "a prefill without anybody to decode it would be wasted"
+        await router.use((), (d.endpoint,))
+        answer = await router.post(router.short)
+        assert answer.status == 503
+        assert "No prefill instance" in answer.error()["message"]
+        assert answer.decision == "refused; reason=NoPrefillInstance"
+        assert not d.calls
+
+
+async def test_a_long_prompt_without_a_remote_instance_follows_the_policy(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        assert (await router.post(router.long)).decision == "local; reason=RemoteUnavailable"
+        router.policies.offer(policy(fallback=Fallback.REJECT, version=2))
+        answer = await router.post(router.long)
+        assert answer.status == 503
+        assert "No remote prefill instance" in answer.error()["message"]
+        assert (await router.post(router.short)).status == 200
+
+
+# The prefill leg fails
+
+
+@pytest.mark.parametrize("fault", [status(500), status(503), reset, status(200, {"choices": []})])
+async def test_another_prefill_instance_is_tried_once(router: Rig, fault: Any) -> None:
+    async with engine("bad", fault) as bad, engine("p") as p, engine("d") as d:
+        await router.use((bad.endpoint, p.endpoint), (d.endpoint,))
+        # Both are idle: which is asked first is a matter of the request's key, so ask until the bad one was.
+        while not bad.calls:
+            answer = await router.post(router.short)
+            assert answer.status == 200
+        assert d.calls[-1].kv["remote_engine_id"] == "p"
+        assert len(p.calls) == len(d.calls)
+        assert len(bad.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(status(500), 502), (status(503), 503), (reset, 502), (status(200, {"choices": []}), 502)]
+)
+async def test_when_both_fail_the_client_gets_a_proper_error(router: Rig, fault: Any, code: int) -> None:
+    async with engine("a", fault) as a, engine("b", fault) as b, engine("d") as d:
+        await router.use((a.endpoint, b.endpoint), (d.endpoint,))
+        answer = await router.post(router.short)
+        assert answer.status == code
+        assert "2 instances failed" in answer.error()["message"]
+        assert answer.decision == "refused; reason=PrefillFailed"
+        assert [len(a.calls), len(b.calls), len(d.calls)] == [1, 1, 0]
+        assert "127.0.0.1" not in answer.error()["message"]
+
+
+async def test_prefill_without_a_descriptor_is_never_decoded_silently(router: Rig) -> None:
+    async with engine("p", status(200, {"choices": [], "kv_transfer_params": None})) as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        assert (await router.post(router.short)).status == 502
+        assert not d.calls
+        assert router.samples("prfaas_router_prefill_seconds_count") == {("", "NoKV"): 1}
+
+
+async def test_what_prefill_says_about_the_clients_request_reaches_the_client_unchanged(router: Rig) -> None:
+    error = {"error": {"message": "too long", "type": "BadRequestError", "param": "input_tokens", "code": 400}}
+    async with engine("a", status(400, error)) as a, engine("b", status(400, error)) as b, engine("d") as d:
+        await router.use((a.endpoint, b.endpoint), (d.endpoint,))
+        answer = await router.post(router.short)
+        assert answer.status == 400
+        assert answer.json == error
+        assert len(a.calls) + len(b.calls) == 1
+        assert not d.calls
+        assert not router.process.ledger.load().skipped, "a client's mistake must not take an instance out"
+
+
+async def test_a_remote_instance_that_refuses_gives_way_to_the_local_pool_and_is_left_alone(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        dead = nobody()
+        await router.use((p.endpoint,), (d.endpoint,), (dead,))
+        answer = await router.post(router.long)
+        assert (answer.status, answer.decision) == (200, "local; reason=RemoteUnavailable")
+        assert dead.address in router.process.ledger.load().skipped
+        assert (await router.post(router.long)).decision == "local; reason=RemoteUnavailable"
+        legs = router.samples("prfaas_router_prefill_seconds_count")
+        assert legs == {(LINK, "Refused"): 1, ("", "ok"): 2}, "the second request did not try the dead one"
+
+
+async def test_a_leg_that_takes_too_long_is_given_up(running_envoy: EnvoyProcess) -> None:
+    async with (
+        rig(running_envoy, leg=LegTimes(connect=1.0, total=0.2)) as router,
+        engine("p", silent) as p,
+        engine("d") as d,
+    ):
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(router.short)
+        assert answer.status == 504
+        assert answer.error()["type"] == "GatewayTimeoutError"
+        await until("prefill sees the leg end", p.gone.is_set)
+
+
+async def test_a_slow_prefill_is_waited_for_beyond_the_pickers_own_deadline(router: Rig) -> None:
+    async def slow(engine: Engine, request: Any, call: Call) -> Any:
+        await asyncio.sleep(1.3)  # Envoy's message_timeout is 1 s here
+        return await good(engine, request, call)
+
+    async with engine("p", slow) as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        assert (await router.post(router.short)).status == 200
+
+
+async def test_the_leg_is_cancelled_when_the_client_leaves(router: Rig) -> None:
+    async with engine("p", silent) as p, engine("d") as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        post = asyncio.create_task(router.post(router.short))
+        await until("the leg has begun", lambda: p.calls)
+        post.cancel()
+        await until("prefill sees it end", p.gone.is_set)
+        await router.idle()
+        assert not d.calls
+        await until("the end is counted", lambda: router.samples("prfaas_router_requests_total"))
+        # Labels in order: code, decision, link, reason.
+        assert router.samples("prfaas_router_requests_total") == {("0", "local", "", "Short"): 1}
+
+
+# The decode leg fails
+
+
+@pytest.mark.parametrize("fault", [status(503), reset])
+async def test_decode_that_fails_before_the_first_byte_gets_a_new_decision_and_a_new_leg(
+    router: Rig, fault: Any
+) -> None:
+    async with engine("p") as p, engine("q") as q, engine("bad", fault) as bad, engine("d") as d:
+        await router.use((p.endpoint, q.endpoint), (bad.endpoint, d.endpoint))
+        while not bad.calls:
+            legs, decoded = len(p.calls) + len(q.calls), len(d.calls)
+            answer = await router.post(router.short)
+            assert answer.status == 200
+            assert answer.json["choices"][0]["text"] == "answer of d"
+        assert len(p.calls) + len(q.calls) == legs + 2
+        assert len(d.calls) == decoded + 1
+        assert bad.calls[0].kv != d.calls[-1].kv, "a descriptor is for one decode attempt"
+        assert bad.calls[0].kv["remote_engine_id"] == d.calls[-1].kv["remote_engine_id"], "its cache holds the prompt"
+        assert bad.calls[0].headers["x-request-id"] == d.calls[-1].headers["x-request-id"]
+        assert router.samples("prfaas_router_retries_total") == {(): 1}
+
+
+async def test_decode_that_refuses_connections_is_replaced_and_left_alone(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d:
+        dead = nobody()
+        await router.use((p.endpoint,), (dead, d.endpoint))
+
+        async def seen() -> bool:
+            assert (await router.post(router.short)).status == 200
+            return dead.address in router.process.ledger.load().skipped
+
+        await until("the dead instance was met", seen)
+        before = len(p.calls)
+        assert (await router.post(router.short)).status == 200
+        assert len(p.calls) == before + 1, "no leg was wasted on it"
+
+
+async def test_when_no_other_decode_instance_is_left_the_error_is_proper(router: Rig) -> None:
+    async with engine("p") as p, engine("d", status(503)) as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        answer = await router.post(router.short)
+        assert answer.status == 503
+        assert "No decode instance" in answer.error()["message"]
+        assert [len(p.calls), len(d.calls)] == [1, 1]
+
+
+@pytest.mark.parametrize("code", [400, 500])
+async def test_what_decode_answers_is_passed_on_and_not_repeated(router: Rig, code: int) -> None:
+    error = {"error": {"message": "as told", "type": "x", "param": None, "code": code}}
+    async with engine("p") as p, engine("a", status(code, error)) as a, engine("b", status(code, error)) as b:
+        await router.use((p.endpoint,), (a.endpoint, b.endpoint))
+        answer = await router.post(router.short)
+        assert answer.status == code
+        assert answer.json == error
+        assert len(a.calls) + len(b.calls) == 1
+
+
+async def test_an_answer_cut_after_its_first_byte_is_not_repeated(router: Rig) -> None:
+    async def cut(engine: Engine, request: Any, call: Call) -> Any:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: 0\n\n")
+        await router_saw.wait()
+        request.transport.abort()
+        return response
+
+    router_saw = asyncio.Event()
+    async with engine("p") as p, engine("a", cut) as a, engine("b", cut) as b:
+        await router.use((p.endpoint,), (a.endpoint, b.endpoint))
+        body = json.dumps(router.short | {"stream": True})
+        async with router.session.post(router.envoy.url + "/v1/completions", data=body) as response:
+            assert await response.content.readuntil(b"\n\n") == b"data: 0\n\n"
+            router_saw.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+        assert len(a.calls) + len(b.calls) == 1
+    await router.idle()
+
+
+async def test_decode_is_aborted_when_the_client_leaves(router: Rig) -> None:
+    async with engine("p") as p, engine("d", silent) as d:
+        await router.use((p.endpoint,), (d.endpoint,))
+        post = asyncio.create_task(router.post(router.short))
+        await until("decode has begun", lambda: d.calls)
+        assert router.process.ledger.in_flight[d.endpoint.address] == 1
+        post.cancel()
+        await until("decode sees it end", d.gone.is_set)
+        await router.idle()
+
+
+# Load and endpoints
+
+
+async def test_requests_spread_over_decode_instances_by_what_they_have_in_flight(router: Rig) -> None:
+    gates = [Gate() for _ in range(3)]
+    async with (
+        engine("p") as p,
+        engine("a", gates[0]) as a,
+        engine("b", gates[1]) as b,
+        engine("c", gates[2]) as c,
+    ):
+        await router.use((p.endpoint,), (a.endpoint, b.endpoint, c.endpoint))
+        posts = []
+        for _ in range(9):
+            posts.append(asyncio.create_task(router.post(router.short)))
+            await until("it is decoded", lambda: len(a.calls) + len(b.calls) + len(c.calls) == len(posts))
+        assert [len(x.calls) for x in (a, b, c)] == [3, 3, 3]
+        for gate in gates:
+            gate.step(9)
+        assert {answer.status for answer in await asyncio.gather(*posts)} == {200}
+    await router.idle()
+
+
+async def test_an_instance_leaves_when_its_slice_says_so_and_its_stream_runs_to_the_end(router: Rig) -> None:
+    gate = Gate()
+    async with engine("p") as p, engine("old", gate) as old, engine("new") as new:
+        await router.use((p.endpoint,), (old.endpoint,))
+        stream = asyncio.create_task(router.post(router.short))
+        await until("it is decoded", lambda: old.calls)
+        await router.use((p.endpoint,), (new.endpoint,))
+        for _ in range(4):
+            assert (await router.post(router.short)).json["choices"][0]["text"] == "answer of new"
+        gate.step(3)
+        answer = await stream
+        assert answer.raw == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        assert len(old.calls) == 1
+
+
+async def test_requests_are_counted_by_decision_link_reason_and_code(router: Rig) -> None:
+    async with engine("p") as p, engine("d") as d, engine("e") as e:
+        await router.use((p.endpoint,), (d.endpoint,), (e.endpoint,))
+        for body in (router.short, router.long, router.long, {"n": 2, "prompt": "x"}, b"oops"):
+            await router.post(body)
+        await router.use((), (d.endpoint,), ())
+        await router.post(router.short)
+        await router.idle()
+        # Labels in order: code, decision, link, reason. Envoy repeats our 503, which is still one request.
+        assert router.samples("prfaas_router_requests_total") == {
+            ("200", "local", "", "Short"): 1,
+            ("200", "remote", LINK, "Long"): 2,
+            ("200", "local", "", "MultipleSequences"): 1,
+            ("400", "none", "", "BadBody"): 1,
+            ("503", "refused", "", "NoPrefillInstance"): 1,
+        }
+        assert router.samples("prfaas_router_uncached_tokens_count") == {("local",): 2, ("remote",): 2}
