@@ -6,8 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from e2e.apiserver import ApiServer
+
+# The same examples in every run, however slow the machine: a failure can be repeated.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 _numbers = itertools.count(1)
 

@@ -48,7 +48,7 @@ _SUFFIXES = {
 
 def duration_seconds(text: str) -> int:
     """Seconds of a Go-style duration of hours, minutes and seconds such as `1h30m` or `90s`; ValueError otherwise."""
-    if len(text) < 2 or not re.match(DURATION, text):
+    if len(text) < 2 or not re.fullmatch(DURATION, text):
         raise ValueError(f"not a duration such as 1h30m or 90s: {text!r}")
     return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9]+)([hms])", text))
 
@@ -56,7 +56,7 @@ def duration_seconds(text: str) -> int:
 def quantity_value(quantity: int | str) -> Decimal:
     """Value of a Kubernetes quantity: bytes, cores, or whatever it counts; ValueError if it is none."""
     text = str(quantity)
-    if not re.match(QUANTITY, text):
+    if not re.fullmatch(QUANTITY, text):
         raise ValueError(f"not a quantity such as 500m, 2 or 64Gi: {text!r}")
     number = text.rstrip("numkMGTPEKi")
     return Decimal(number) * _SUFFIXES[text[len(number) :]]
@@ -64,7 +64,7 @@ def quantity_value(quantity: int | str) -> Decimal:
 
 def bits_per_second(bandwidth: int | str) -> int:
     """Bits per second of a bandwidth such as `400M` (400 Mbit/s) or `100G`; ValueError if it is none."""
-    if not re.match(BANDWIDTH, str(bandwidth)):
+    if not re.fullmatch(BANDWIDTH, str(bandwidth)):
         raise ValueError(f"not a bandwidth in bit/s such as 400M or 100G: {bandwidth!r}")
     return int(quantity_value(bandwidth))
 
