@@ -1,0 +1,65 @@
+"""`prfaas operator`: the operator's process. Its flags are what the chart's values become."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+DEFAULT_ENVOY = "docker.io/envoyproxy/envoy:v1.40.0"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("operator", help="run the operator of one datacenter")
+    parser.add_argument("--cluster-id", required=True, help="identity of this datacenter towards its peers")
+    parser.add_argument(
+        "--namespace", required=True, help="namespace of the operator: its Lease and the links' Secrets"
+    )
+    parser.add_argument(
+        "--watch-namespace", action="append", default=[], metavar="NAMESPACE", help="act here only; may be repeated"
+    )
+    parser.add_argument("--exchange-namespace", default="prfaas-exchange", help="what peers may read of us is here")
+    parser.add_argument("--image", required=True, help="image of this program, for the routers' pods")
+    parser.add_argument("--envoy-image", default=DEFAULT_ENVOY, help="image of Envoy, where a PDCluster names none")
+    parser.add_argument("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
+    parser.add_argument("--router-cluster-role", default="prfaas-router", help="ClusterRole with the routers' rights")
+    parser.add_argument("--service-account", default="prfaas-operator", help="the operator's own service account")
+    parser.add_argument("--router-token", type=Path, help="file with a token of audience prfaas-router")
+    parser.add_argument("--kubeconfig", type=Path, help="absent: the pod's own service account")
+    parser.add_argument("--port", type=int, default=8080, help="port of /livez, /readyz and /metrics")
+    parser.add_argument("--resync", type=float, default=300.0, metavar="SECONDS", help="look at everything this often")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import asyncio
+    from uuid import uuid4
+
+    from prfaas.operator import logs
+    from prfaas.operator.config import Config
+    from prfaas.operator.run import run
+    from prfaas.workloads.router import RouterSettings
+
+    logs.set_up(args.log_level)
+    config = Config(
+        cluster_id=args.cluster_id,
+        namespace=args.namespace,
+        # Unique to this process: a pod whose container restarts must not take its own old term for its own.
+        identity=f"{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid4().hex[:8]}",
+        routers=RouterSettings(
+            operator_image=args.image,
+            envoy_image=args.envoy_image,
+            cluster_role=args.router_cluster_role,
+            policy_writers=(f"system:serviceaccount:{args.namespace}:{args.service_account}",),
+            image_pull_policy=args.image_pull_policy,
+        ),
+        exchange_namespace=args.exchange_namespace,
+        namespaces=tuple(args.watch_namespace),
+        kubeconfig=args.kubeconfig,
+        router_token=args.router_token,
+        port=args.port,
+        resync=args.resync,
+    )
+    return asyncio.run(run(config))

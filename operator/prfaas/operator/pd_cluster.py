@@ -1,0 +1,201 @@
+"""Reconcile of a PDCluster: instances of both roles, the router, and the routing policy.
+
+The controller of thresholds and roles is its simplest form here: the roles are those of `spec.pool`, and the thresholds
+those of `spec.remotePrefill`, committed as a policy that every router acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prfaas.api import labels
+from prfaas.api.conditions import Reason, Type, find, timestamp
+from prfaas.api.pd_cluster import (
+    PDCluster,
+    PDClusterStatus,
+    PolicyStatus,
+    RolesStatus,
+    RoleStatus,
+    ThresholdStatus,
+)
+from prfaas.api.policy import RoutingPolicy
+from prfaas.kube.errors import NotFound
+from prfaas.kube.resources import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    INTER_CLUSTER_LINK,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+    Key,
+    Object,
+)
+from prfaas.operator import exchange, pools
+from prfaas.operator.objects import fetch, parse
+from prfaas.operator.observed import Instances
+from prfaas.operator.policy import policy_in, wanted_policy
+from prfaas.operator.report import report
+from prfaas.operator.routers import router_addresses
+from prfaas.operator.verdicts import Verdict, conditions, pods_placed, serving, summary
+from prfaas.operator.world import Result, World
+from prfaas.workloads import wanted
+from prfaas.workloads.engine import compatibility_key
+from prfaas.workloads.meta import Owner
+from prfaas.workloads.router import router_name
+
+ROUTER_RETRY_SECONDS = 5.0
+"""When to ask a router again that runs but does not use the policy yet."""
+
+
+async def reconcile(world: World, key: Key) -> Result:
+    """Brings one PDCluster a step nearer to its spec. Raises KubeError when it should be tried again."""
+    live = await fetch(world, key)
+    if live is None:
+        await exchange.withdraw(world, key)
+        await pools.wake_links(world, key)
+        return Result()
+    cluster = await parse(world, live, PDCluster)
+    if cluster is None:
+        return Result()
+    spec, owner = cluster.spec, Owner.of(cluster)
+    prefill = spec.pool.prefill_instances()
+    desired = {labels.ROLE_PREFILL: prefill, labels.ROLE_DECODE: spec.pool.instances - prefill}
+    took = await pools.take_step(
+        world,
+        owner,
+        spec,
+        desired,
+        build=lambda children, step: wanted.pd_cluster(
+            owner, spec, step.apply, world.config.routers, wanted_policy(cluster, _committed(children), world.epoch)
+        ),
+        kinds=(CONFIG_MAP, SERVICE_ACCOUNT, ROLE_BINDING),
+    )
+    seen = took.children.instances
+    frozen = spec.paused or took.step is None
+    await exchange.publish(world, cluster, paused=frozen)
+    routers = [pod for pod in took.children.pods if _is_router(pod)]
+    addresses = router_addresses(routers)
+    policy = _committed(took.children)
+    synced = await world.routers.synchronise(policy, addresses.values(), put=not frozen) if policy else 0
+
+    placed = pods_placed(seen, spec, spec.pool.instances)
+    ready = router_ready(took.children.find(DEPLOYMENT, router_name(owner)), spec.router.replicas)
+    acknowledged = router_synced(policy, len(routers), synced)
+    needed = [placed if placed.status is not True else None, serving(seen, took.step), ready, acknowledged]
+    verdicts = [
+        *summary(needed, obstacle=took.obstacle, paused=spec.paused, progressing=seen.draining() > 0),
+        placed,
+        ready,
+        acknowledged,
+        remote_prefill(cluster, await _links(world, cluster)),
+    ]
+    status = PDClusterStatus(
+        observed_generation=cluster.metadata.generation,
+        instances=seen.count(),
+        selector=pools.scale_selector(owner),
+        compatibility_key=compatibility_key(spec),
+        roles=RolesStatus(
+            prefill=_role(seen, took, labels.ROLE_PREFILL, desired),
+            decode=_role(seen, took, labels.ROLE_DECODE, desired),
+        ),
+        policy=_policy_status(cluster, policy, len(routers), synced, timestamp(world.now())),
+    )
+    observed = conditions(verdicts, cluster.metadata.generation, world.now())
+    if await report(world, live, pools.without_conditions(status), observed):
+        await pools.wake_links(world, key)
+    if synced < len(addresses) and not frozen:
+        return took.finish(ROUTER_RETRY_SECONDS)
+    return took.finish()
+
+
+def router_ready(deployment: Object | None, replicas: int) -> Verdict:
+    """Whether all router pods serve."""
+    if replicas == 0:
+        return Verdict(Type.ROUTER_READY, False, Reason.NO_ROUTERS, "spec.router.replicas is 0: nobody takes requests")
+    status = (deployment or {}).get("status") or {}
+    generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
+    current = deployment is not None and status.get("observedGeneration", 0) >= generation
+    available = min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0)) if current else 0
+    if available >= replicas:
+        return Verdict(Type.ROUTER_READY, True, Reason.AVAILABLE)
+    text = "some routers are not ready" if status.get("availableReplicas") else "no router is ready"
+    return Verdict(Type.ROUTER_READY, False, Reason.STARTING, text)
+
+
+def router_synced(policy: RoutingPolicy | None, total: int, synced: int) -> Verdict:
+    """Whether every router pod follows the committed policy."""
+    if policy is not None and 0 < total == synced:
+        return Verdict(Type.ROUTER_SYNCED, True, Reason.ACKNOWLEDGED)
+    if total == 0:
+        return Verdict(Type.ROUTER_SYNCED, False, Reason.NO_ROUTERS, "there is no router pod")
+    return Verdict(Type.ROUTER_SYNCED, False, Reason.POLICY_PENDING, "not every router uses the committed policy yet")
+
+
+def remote_prefill(cluster: PDCluster, links: Sequence[tuple[str, Object | None]]) -> Verdict:
+    """Whether long prompts can go out: at least over one link, and if not, why not over the first."""
+    kind = Type.REMOTE_PREFILL_AVAILABLE
+    if not cluster.spec.remote_prefill:
+        text = "spec.remotePrefill is empty: every prompt is prefilled here"
+        return Verdict(kind, False, Reason.NOT_CONFIGURED, text)
+    verdicts = [_over_link(name, link) for name, link in links]
+    return next((each for each in verdicts if each.status), verdicts[0])
+
+
+def _over_link(name: str, link: Object | None) -> Verdict:
+    kind = Type.REMOTE_PREFILL_AVAILABLE
+    if link is None:
+        return Verdict(kind, False, Reason.LINK_NOT_FOUND, f"there is no InterClusterLink {name} in this namespace")
+    status = link.get("status") or {}
+    ready = find(status.get("conditions") or [], Type.READY)
+    if not status.get("endpoints"):
+        return Verdict(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"link {name}: no remote instance is known")
+    if ready is None or ready.status != "True":
+        why = f": {ready.reason}" if ready else ""
+        return Verdict(kind, False, Reason.LINK_NOT_READY, f"link {name} is not ready{why}")
+    return Verdict(kind, True, Reason.AVAILABLE)
+
+
+async def _links(world: World, cluster: PDCluster) -> list[tuple[str, Object | None]]:
+    found: list[tuple[str, Object | None]] = []
+    for remote in cluster.spec.remote_prefill:
+        try:
+            link = await world.client.get(INTER_CLUSTER_LINK, remote.link_ref, cluster.metadata.namespace)
+        except NotFound:
+            link = None
+        found.append((remote.link_ref, link))
+    return found
+
+
+def _committed(children: pools.Children) -> RoutingPolicy | None:
+    return policy_in(children.find(CONFIG_MAP, labels.policy_config_map(children.owner.name)))
+
+
+def _is_router(pod: Object) -> bool:
+    metadata = pod["metadata"]
+    return metadata["labels"].get(labels.ROLE) == labels.ROLE_ROUTER and "deletionTimestamp" not in metadata
+
+
+def _role(seen: Instances, took: pools.Took, role: str, desired: dict[str, int]) -> RoleStatus:
+    return RoleStatus(
+        desired=desired[role],
+        ready=seen.ready(role),
+        updated=seen.updated(took.revisions, role),
+        draining=seen.draining(role),
+    )
+
+
+def _policy_status(
+    cluster: PDCluster, policy: RoutingPolicy | None, total: int, synced: int, now: str
+) -> PolicyStatus | None:
+    before = cluster.status.policy
+    if policy is None:
+        return before
+    same = before is not None and (before.epoch, before.version) == policy.order
+    return PolicyStatus(
+        epoch=policy.epoch,
+        version=policy.version,
+        hash=policy.hash,
+        thresholds=tuple(ThresholdStatus(link=cut.link, tokens=cut.tokens) for cut in policy.thresholds),
+        routers_acknowledged=synced,
+        routers_total=total,
+        since=before.since if same and before is not None else now,
+    )

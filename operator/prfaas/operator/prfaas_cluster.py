@@ -1,0 +1,69 @@
+"""Reconcile of a PrfaaSCluster: prefill instances, their Service, and what peers may know of them."""
+
+from __future__ import annotations
+
+from prfaas.api import labels
+from prfaas.api.conditions import Reason, Type
+from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
+from prfaas.kube.resources import Key
+from prfaas.operator import exchange, pools
+from prfaas.operator.objects import fetch, parse
+from prfaas.operator.report import report
+from prfaas.operator.verdicts import Verdict, conditions, pods_placed, serving, summary
+from prfaas.operator.world import Result, World
+from prfaas.workloads import wanted
+from prfaas.workloads.engine import compatibility_key
+from prfaas.workloads.meta import Owner
+
+
+async def reconcile(world: World, key: Key) -> Result:
+    """Brings one PrfaaSCluster a step nearer to its spec. Raises KubeError when it should be tried again."""
+    live = await fetch(world, key)
+    if live is None:
+        await exchange.withdraw(world, key)
+        await pools.wake_links(world, key)
+        return Result()
+    cluster = await parse(world, live, PrfaaSCluster)
+    if cluster is None:
+        return Result()
+    spec, owner = cluster.spec, Owner.of(cluster)
+    took = await pools.take_step(
+        world,
+        owner,
+        spec,
+        {labels.ROLE_PREFILL: spec.instances},
+        build=lambda children, step: wanted.prfaas_cluster(owner, spec, step.apply),
+    )
+    seen = took.children.instances
+    published = await exchange.publish(world, cluster, paused=spec.paused or took.step is None)
+
+    placed = pods_placed(seen, spec, spec.instances)
+    exported = (
+        Verdict(Type.EXPORTED, True, Reason.PUBLISHED)
+        if published.ok
+        else Verdict(Type.EXPORTED, False, Reason.PUBLISH_FAILED, published.message)
+    )
+    verdicts = [
+        *summary(
+            [placed if placed.status is not True else None, serving(seen, took.step), exported],
+            obstacle=took.obstacle,
+            paused=spec.paused,
+            progressing=seen.draining() > 0,
+        ),
+        placed,
+        exported,
+    ]
+    status = PrfaaSClusterStatus(
+        observed_generation=cluster.metadata.generation,
+        instances=seen.count(),
+        ready_instances=seen.ready(),
+        updated_instances=seen.updated(took.revisions),
+        draining_instances=seen.draining(),
+        selector=pools.scale_selector(owner),
+        compatibility_key=compatibility_key(spec),
+        endpoints=published.endpoints,
+    )
+    observed = conditions(verdicts, cluster.metadata.generation, world.now())
+    if await report(world, live, pools.without_conditions(status), observed):
+        await pools.wake_links(world, key)
+    return took.finish()

@@ -1,0 +1,88 @@
+"""Bring the policy to the routers at once, and learn which of them use it.
+
+Routers watch the ConfigMap themselves: this is the fast way and the acknowledgement, not the only way. A router that
+does not answer is no error of the reconcile; it just has not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from prfaas.api import labels, router_pod
+from prfaas.api.policy import RoutingPolicy
+from prfaas.kube.resources import Object
+
+TIMEOUT_SECONDS = 3.0
+
+
+def router_addresses(pods: Iterable[Object]) -> dict[str, str]:
+    """Name -> address of the router pods that run and are not ending."""
+    found = {}
+    for pod in pods:
+        metadata, status = pod["metadata"], pod.get("status") or {}
+        is_router = (metadata.get("labels") or {}).get(labels.ROLE) == labels.ROLE_ROUTER
+        if (
+            is_router
+            and status.get("phase") == "Running"
+            and status.get("podIP")
+            and "deletionTimestamp" not in metadata
+        ):
+            found[metadata["name"]] = status["podIP"]
+    return found
+
+
+class Routers:
+    """HTTP to the admin port of router pods, with the operator's token. Close it."""
+
+    def __init__(self, token: Path | None, *, port: int = labels.PORT_ROUTER_ADMIN) -> None:
+        self._token = token
+        self._port = port
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def synchronise(self, policy: RoutingPolicy, addresses: Iterable[str], *, put: bool = True) -> int:
+        """How many routers use `policy`; with `put`, once it has been put to those that did not."""
+        answers = await asyncio.gather(*(self._synchronise(policy, address, put) for address in addresses))
+        return sum(answers)
+
+    async def _synchronise(self, policy: RoutingPolicy, address: str, put: bool) -> bool:
+        if self._token is None:
+            return False
+        try:
+            if _uses(await self._ask("GET", address), policy):
+                return True
+            return put and _uses(await self._ask("PUT", address, policy.to_wire()), policy)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return False
+
+    async def _ask(self, method: str, address: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON that a router answers, whatever the status: a refused document still says what is in force."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(trust_env=False)
+        assert self._token is not None
+        host = f"[{address}]" if ":" in address else address
+        async with self._session.request(
+            method,
+            f"http://{host}:{self._port}{router_pod.POLICY_PATH}",
+            json=body,
+            # Read anew each time: kubelet renews the token in its file.
+            headers={"Authorization": f"Bearer {self._token.read_text().strip()}"},
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            allow_redirects=False,
+        ) as response:
+            return await response.json(content_type=None)
+
+
+def _uses(answer: Any, policy: RoutingPolicy) -> bool:
+    """Whether an answer says that exactly this document is in force."""
+    wire = policy.to_wire()
+    members = ("pdClusterUID", "epoch", "version", "hash")
+    return isinstance(answer, dict) and all(answer.get(member) == wire[member] for member in members)
