@@ -57,6 +57,7 @@ def test_find() -> None:
     placed = condition(Type.PODS_PLACED, True, Reason.PLACED, generation=1, now=NOON)
 
     assert find([placed], Type.PODS_PLACED) == placed
+    assert find([placed.to_wire()], Type.PODS_PLACED) == placed
     assert find([placed], Type.READY) is None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
@@ -58,7 +58,6 @@ class Reason(_Documented):
 
     AS_SPECIFIED = "AsSpecified", "All is as the spec asks."
     PROGRESSING = "Progressing", "Children are being made, changed or removed, or are not ready yet."
-    DRAINING = "Draining", "Instances finish the requests that they have before they are converted or removed."
     PAUSED = "Paused", "`spec.paused` is true: nothing is written."
     INVALID_SPEC = "InvalidSpec", "The spec passed the schema and cannot be carried out; the message names the field."
     NAME_CONFLICT = "NameConflict", "An object of a name that is needed exists and is not ours."
@@ -67,7 +66,6 @@ class Reason(_Documented):
     UNSCHEDULABLE = "Unschedulable", "No node of the pool has room for an instance."
     STARTING = "Starting", "Pods exist and are not ready yet."
     CRASHING = "Crashing", "Containers end again and again."
-    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded", "An engine was not healthy within `engine.startupDeadline`."
     NO_INSTANCES = "NoInstances", "The pool is scaled to nothing."
     PUBLISHED = "Published", "The document in the exchange namespace is up to date."
     PUBLISH_FAILED = "PublishFailed", "The document could not be written; the message is the API server's."
@@ -123,7 +121,7 @@ CONDITIONS: Mapping[str, tuple[Type, ...]] = {
 }
 """Which conditions each kind has, in the order in which they are written."""
 
-_PLACEMENT = (Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING, Reason.STARTUP_DEADLINE_EXCEEDED)
+_PLACEMENT = (Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING)
 _STALLED = (Reason.INVALID_SPEC, Reason.NAME_CONFLICT, Reason.API_ERROR)
 _OWN: Mapping[Type, tuple[Reason, ...]] = {
     Type.STALLED: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED),
@@ -176,7 +174,7 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
 _EVERY = tuple(dict.fromkeys((Reason.AS_SPECIFIED, *(reason for own in _OWN.values() for reason in own))))
 REASONS: Mapping[Type, tuple[Reason, ...]] = {
     Type.READY: _EVERY,
-    Type.RECONCILING: (*_EVERY, Reason.DRAINING),
+    Type.RECONCILING: _EVERY,
     **_OWN,
 }
 """The reasons that each type may have. `Ready` and `Reconciling` may have that of whatever they wait for."""
@@ -249,6 +247,15 @@ def merge(before: Iterable[Condition], observed: Iterable[Condition]) -> tuple[C
     return tuple(kept(each) for each in observed)
 
 
-def find(conditions: Iterable[Condition], kind: Type) -> Condition | None:
-    """The condition of that type, or None."""
-    return next((each for each in conditions if each.type == kind.value), None)
+def find(conditions: Iterable[Condition | Mapping[str, Any]], kind: Type) -> Condition | None:
+    """The condition of that type, or None; of models or of plain objects as the API server gives them.
+
+    :raises ValidationError: a plain object of that type is no condition.
+    """
+    for each in conditions:
+        if isinstance(each, Condition):
+            if each.type == kind.value:
+                return each
+        elif each.get("type") == kind.value:
+            return Condition.model_validate(each)
+    return None
