@@ -123,7 +123,7 @@ async def replica(line: Line, who: str, terms: Terms) -> None:
     for start in range(10_000):
         try:
             await elector(line, f"{who}-{start}").run(terms.lead(who))
-        except LeadershipLost:
+        except (LeadershipLost, TypeError):  # TypeError: a crash by the "bug" fault before it led
             await asyncio.sleep(1)
 
 
@@ -172,6 +172,21 @@ def test_cancelling_ends_the_work_before_the_lease_is_given_up() -> None:
         assert store.lease["spec"]["holderIdentity"] == "a"  # the work still lingers
         with pytest.raises(asyncio.CancelledError):
             await running
+        assert store.lease["spec"]["holderIdentity"] == ""
+
+    run_virtually(main())
+
+
+def test_the_lease_is_given_up_though_the_last_renewal_was_cut_off_after_it_was_stored() -> None:
+    async def main() -> None:
+        store, terms = Store(), Terms()
+        line = Line(store, between(1010, 1013, "hang after"))
+        running = asyncio.create_task(elector(line, "a").run(terms.lead("a")))
+        await asyncio.sleep(13.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert store.lease is not None
         assert store.lease["spec"]["holderIdentity"] == ""
 
     run_virtually(main())

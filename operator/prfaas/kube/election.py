@@ -24,7 +24,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from prfaas.kube.errors import Conflict, KubeError, NotFound
 from prfaas.kube.resources import LEASE, Object, Resource
@@ -179,9 +179,7 @@ class Elector:
                 async with asyncio.timeout(self._times.request_timeout):
                     epoch = await self._try_to_take(sent)
             except (KubeError, TimeoutError) as error:
-                log.info(
-                    "lease %s/%s: not acquired: %s", self._namespace, self._name, str(error) or "no answer in time"
-                )
+                log.info("lease %s/%s: not acquired: %s", self._namespace, self._name, _text(error))
                 epoch = None
             if epoch is not None:
                 self.epoch = epoch
@@ -196,18 +194,27 @@ class Elector:
             # Deleted under a leader that we saw: that leader's term runs on until its next renewal fails.
             if self._seen is not None and self._clock() < self._free_at(self._seen):
                 return None
-            return await self._take(self._api.create, {}, 1 + (self._seen.transitions if self._seen else 0), sent)
+            return await self._take(self._api.create, None, 1 + (self._seen.transitions if self._seen else 0), sent)
         self._seen = observe(lease, self._clock(), self._seen)
         if self._clock() < self._free_at(self._seen):
             return None
-        return await self._take(self._api.replace, lease, self._seen.transitions + 1, sent)
+        return await self._take(self._api.replace, self._seen.version, self._seen.transitions + 1, sent)
 
     def _free_at(self, seen: Observation) -> float:
         return seen.free_at(self._identity, self._times.lease_duration)
 
-    async def _take(self, write: Callable[[Object], Awaitable[Object]], lease: Object, epoch: int, sent: float) -> int:
+    async def _take(
+        self, write: Callable[[Object], Awaitable[Object]], version: str | None, epoch: int, sent: float
+    ) -> int:
         now = self._now()
-        self._lease = await write(self._wanted(lease, epoch, acquired=now, renewed=now))
+        spec = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": math.ceil(self._times.lease_duration),
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": epoch,
+        }
+        self._lease = await write(self._lease_with(spec, version))
         self._term_ends = sent + self._times.renew_deadline
         return epoch
 
@@ -222,61 +229,56 @@ class Elector:
                 async with asyncio.timeout(min(self._times.request_timeout, self._term_ends - sent)):
                     await self._renew(sent)
             except Exception as error:  # noqa: BLE001  # a client's bug must count as "not renewed", never as leading on
-                log.warning(
-                    "lease %s/%s: not renewed: %s", self._namespace, self._name, str(error) or "no answer in time"
-                )
+                log.warning("lease %s/%s: not renewed: %s", self._namespace, self._name, _text(error))
 
     async def _renew(self, sent: float) -> None:
-        assert self._lease is not None
-        assert self.epoch is not None
         now = self._now()
-        acquired = self._lease["spec"].get("acquireTime", now)
+        wanted = {"renewTime": now}
         try:
-            self._lease = await self._api.replace(self._wanted(self._lease, self.epoch, acquired=acquired, renewed=now))
+            await self._replace_ours(wanted)
         except NotFound:
-            self._lease = await self._api.create(self._wanted({}, self.epoch, acquired=acquired, renewed=now))
-        except Conflict:
-            # Either it is another's now, or somebody touched it, or an earlier renewal was stored and its answer lost.
-            self._lease = await self._api.get(LEASE, self._name, self._namespace)
-            spec = self._lease.get("spec") or {}
-            if (spec.get("holderIdentity"), spec.get("leaseTransitions")) != (self._identity, self.epoch):
-                self._term_ends = float("-inf")
-                raise
-            await self._renew(sent)
-            return
+            assert self._lease is not None
+            spec = {**self._lease["spec"], **wanted}
+            self._lease = await self._api.create(self._lease_with(spec))
         self._term_ends = sent + self._times.renew_deadline
 
     async def _release(self) -> None:
-        assert self._lease is not None
-        assert self.epoch is not None
-        now = self._now()
-        wanted = self._wanted(self._lease, self.epoch, acquired=now, renewed=now)
-        wanted["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        log.info("giving up the lease %s/%s", self._namespace, self._name)
         self._term_ends = float("-inf")
         try:
             async with asyncio.timeout(self._times.request_timeout):
-                await self._api.replace(wanted)
-            log.info("gave up the lease %s/%s", self._namespace, self._name)
+                await self._replace_ours({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()})
         except (KubeError, TimeoutError) as error:
-            log.warning("lease %s/%s: not given up: %s", self._namespace, self._name, str(error) or "no answer in time")
+            log.warning("lease %s/%s: not given up: %s", self._namespace, self._name, _text(error))
+
+    async def _replace_ours(self, changes: Object) -> None:
+        """Changes the Lease while it is ours. Raises Conflict, and ends the term, when it is another's by now."""
+        assert self._lease is not None
+        while True:
+            spec = {**self._lease["spec"], **changes}
+            try:
+                self._lease = await self._api.replace(
+                    self._lease_with(spec, self._lease["metadata"]["resourceVersion"])
+                )
+                return
+            except Conflict:
+                # It is another's, or somebody touched it, or an earlier renewal was stored and its answer lost.
+                self._lease = await self._api.get(LEASE, self._name, self._namespace)
+                spec = self._lease.get("spec") or {}
+                if (spec.get("holderIdentity"), spec.get("leaseTransitions")) != (self._identity, self.epoch):
+                    self._term_ends = float("-inf")
+                    raise
 
     def _now(self) -> str:
         """For people who read the Lease; nothing here reads it."""
         return self._utc().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
-    def _wanted(self, lease: Object, epoch: int, *, acquired: str, renewed: str) -> Object:
-        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
-        if version := lease.get("metadata", {}).get("resourceVersion"):
+    def _lease_with(self, spec: Object, version: str | None = None) -> Object:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        if version is not None:
             metadata["resourceVersion"] = version
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": self._identity,
-                "leaseDurationSeconds": math.ceil(self._times.lease_duration),
-                "acquireTime": acquired,
-                "renewTime": renewed,
-                "leaseTransitions": epoch,
-            },
-        }
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec}
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or "no answer in time"

@@ -102,12 +102,15 @@ def error_from_status(status: Mapping[str, Any], *, request: str = "", retry_aft
     details = details if isinstance(details, dict) else {}
     if retry_after is None and details.get("retryAfterSeconds"):
         retry_after = float(details["retryAfterSeconds"])
+    causes = details.get("causes") or []
     kind: type[KubeError]
     if reason == "Expired":
         kind = Gone
+    elif any(cause.get("field") == "metadata.uid" for cause in causes):
+        kind = Conflict  # the uid was our precondition, and a namesake has taken the object's place
     elif reason == "AlreadyExists":
         kind = AlreadyExists
-    elif any(cause.get("reason") == "NamespaceTerminating" for cause in details.get("causes") or []):
+    elif any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
         kind = NamespaceTerminating
     elif message.startswith("failed to create typed patch object"):
         kind = Invalid  # what server-side apply says, with code 500, about a field of the wrong type
