@@ -19,6 +19,17 @@ from prfaas.worker.oracle import expected_text
 
 
 @dataclass(frozen=True)
+class Target:
+    """A router and the model behind it."""
+
+    url: str
+    model: str
+    """Name that clients put in a request."""
+    loaded: str
+    """Name that the engines loaded: answers are a function of it."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What one request came to. Times are seconds on the client's monotonic clock."""
 
@@ -37,20 +48,20 @@ class Outcome:
         return self.decision.startswith("remote")
 
 
-async def send(session: aiohttp.ClientSession, url: str, model: str, ask: Ask, *, timeout: float = 120.0) -> Outcome:
+async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, *, timeout: float = 120.0) -> Outcome:
     """One streamed completion; never raises for what the server or the network does."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     status, decision, ttft, pieces, error = 0, "", None, [], None
     body = {
-        "model": model,
+        "model": target.model,
         "prompt": ask.prompt,
         "max_tokens": ask.output_tokens,
         "stream": True,
     }
     try:
         async with session.post(
-            f"{url}/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=timeout)
+            f"{target.url}/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=timeout)
         ) as response:
             status, decision = response.status, response.headers.get("x-prfaas-decision", "")
             if status != 200:
@@ -72,7 +83,7 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, ask: Ask, *
         error = f"{type(failure).__name__}: {failure}"
     duration = loop.time() - start
     answer = "".join(pieces)
-    expected = await asyncio.to_thread(expected_text, ask.prompt, ask.output_tokens) if error is None else ""
+    expected = expected_text(ask.prompt, ask.output_tokens, model=target.loaded) if error is None else ""
     verified = error is None and answer == expected
     if error is None and not verified:
         error = f"wrong text: {answer[:60]!r} instead of {expected[:60]!r}"
@@ -80,8 +91,7 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, ask: Ask, *
 
 
 async def replay(
-    url: str,
-    model: str,
+    target: Target,
     asks: Sequence[Ask],
     *,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
@@ -93,7 +103,7 @@ async def replay(
 
         async def one(ask: Ask) -> Outcome:
             await asyncio.sleep(max(0.0, start + ask.at - asyncio.get_running_loop().time()))
-            outcome = await send(session, url, model, ask, timeout=timeout)
+            outcome = await send(session, target, ask, timeout=timeout)
             on_done(outcome)
             return outcome
 
