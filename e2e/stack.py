@@ -22,6 +22,7 @@ from e2e.datacenters.cache import Log, say
 from e2e.datacenters.datacenters import DatacenterError, Datacenters, parallel
 from e2e.report import LineUse, Scales
 from prfaas.api import labels
+from prfaas.api.base import GROUP
 from prfaas.api.common import bits_per_second
 
 ROOT = Path(__file__).parent.parent
@@ -205,7 +206,7 @@ class Stack:
                 if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
                     role = pod["metadata"]["labels"][labels.ROLE]
                     selector = pod["spec"].get("nodeSelector", {})
-                    pool = selector.get(f"{labels.GROUP}/accelerator")
+                    pool = selector.get(f"{GROUP}/accelerator")
                     counts[f"{role} ({pool})" if pool else role] += 1
             found[datacenter] = dict(sorted(counts.items()))
         return found
