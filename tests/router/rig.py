@@ -60,6 +60,14 @@ def free_port() -> int:
         return port
 
 
+def own_address() -> str:
+    """An address of this machine that is not loopback, which the API refuses in EndpointSlices."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.255.255.255", 9))  # sends nothing
+        address: str = probe.getsockname()[0]
+        return address
+
+
 # Engines
 
 
@@ -92,6 +100,7 @@ class Engine:
 
     name: str
     script: Script
+    host: str = "127.0.0.1"
     port: int = 0
     calls: list[Call] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,7 +108,7 @@ class Engine:
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self.port, self.name)
+        return Endpoint(self.host, self.port, self.name)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         call = Call(request.path, {k.lower(): v for k, v in request.headers.items()}, await request.read())
@@ -175,15 +184,15 @@ class Gate:
 
 
 @asynccontextmanager
-async def engine(name: str, script: Script = good) -> AsyncIterator[Engine]:
+async def engine(name: str, script: Script = good, host: str = "127.0.0.1") -> AsyncIterator[Engine]:
     """An engine on a free port."""
-    made = Engine(name, script)
+    made = Engine(name, script, host)
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_route("*", "/{path:.*}", made.handle)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, host, 0).start()
         made.port = runner.addresses[0][1]
         yield made
     finally:
