@@ -97,7 +97,7 @@ def of_both_pools(kind: str) -> list[Case]:
             {"spec.nodePool.tolerations.0": {"key": "k", "effect": "NoExecute", "tolerationSeconds": 0}},
             {"spec.nodePool.tolerations.0": {"key": "k", "tolerationSeconds": 0}},
         ),
-        Case(kind, BAD_DURATION, {"spec.drain.deadline": "90s"}, {"spec.drain.deadline": "1.5h"}),
+        Case(kind, BAD_DURATION, {"spec.engine.startupDeadline": "90s"}, {"spec.engine.startupDeadline": "1.5h"}),
         Case(
             kind,
             BAD_QUANTITY,

@@ -80,7 +80,7 @@ class EngineSpec(ApiModel):
     startup_deadline: Duration = "30m"
     """Longest time from the start of the container until it is healthy; then it is started anew."""
     shutdown_timeout: Duration = "60s"
-    """Longest time for requests under way when an instance is told to end; then it is killed."""
+    """Longest time for requests under way when an instance is converted, replaced or removed; then it is killed."""
 
 
 class PodTemplateMetadata(ApiModel):
@@ -105,13 +105,6 @@ class PodTemplate(ApiModel):
         default_factory=dict
     )
     """Any part of a pod's spec. The engine's container is called `engine`."""
-
-
-class DrainSpec(ApiModel):
-    """How an instance leaves service before it is converted, replaced or removed."""
-
-    deadline: Duration = "10m"
-    """Longest time for requests under way on a draining instance; then it goes all the same."""
 
 
 class RolloutSpec(ApiModel):
@@ -142,8 +135,6 @@ class PoolSpec(Ruled):
     """The inference engine."""
     pod_template: PodTemplate = PodTemplate()
     """Overrides of the instances' pod template, merged last."""
-    drain: DrainSpec = DrainSpec()
-    """How an instance leaves service."""
     rollout: RolloutSpec = RolloutSpec()
     """How changes reach the instances."""
     paused: bool = False

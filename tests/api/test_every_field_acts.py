@@ -1,0 +1,136 @@
+"""A field that is there works: whatever of a pool's spec changes, something that the operator does changes with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from prfaas.api import labels
+from prfaas.api.crd import object_schema
+from prfaas.api.kinds import KINDS
+from prfaas.api.pd_cluster import PDCluster
+from prfaas.api.prfaas_cluster import PrfaaSCluster
+from prfaas.api.schema import leaves
+from prfaas.operator.policy import wanted_policy
+from prfaas.workloads import wanted
+from prfaas.workloads.engine import compatibility_key
+from prfaas.workloads.meta import Owner
+from prfaas.workloads.router import RouterSettings
+from tests.api.documents import Document, example
+
+SETTINGS = RouterSettings(operator_image="operator", envoy_image="envoy", cluster_role="router")
+ELSEWHERE = {
+    "spec.paused": "the reconcile: tests of the operator",
+    "spec.engine.connector": "one value so far",
+    "spec.nodePool.accelerator": "a column of `kubectl get`: test_kubectl.py",
+    "spec.remotePrefill.[].minThreshold": "a bound: test_rules.py",
+    "spec.remotePrefill.[].maxThreshold": "a bound: test_rules.py",
+    "spec.pool.prefill.min": "a bound: test_pools.py",
+    "spec.pool.prefill.max": "a bound: test_pools.py",
+    "spec.pool.decode.min": "a bound: test_pools.py",
+    "spec.pool.decode.max": "a bound: test_pools.py",
+}
+"""Fields whose effect is not in the objects wanted, and what proves it."""
+
+
+def effects(document: Document) -> Any:
+    """All that the operator makes of a pool: counts, objects, policy, and the key that peers compare."""
+    cluster = KINDS[document["kind"]].model_validate(document)
+    owner = Owner.of(cluster)
+    if isinstance(cluster, PrfaaSCluster):
+        instances = {"full-0": labels.ROLE_PREFILL}
+        objects = wanted.prfaas_cluster(owner, cluster.spec, instances)
+        return cluster.spec.instances, objects, compatibility_key(cluster.spec)
+    assert isinstance(cluster, PDCluster)
+    instances = {"full-0": labels.ROLE_PREFILL, "full-1": labels.ROLE_DECODE}
+    policy = wanted_policy(cluster, None, 1)
+    objects = wanted.pd_cluster(owner, cluster.spec, instances, SETTINGS, policy)
+    pool = cluster.spec.pool
+    return pool.instances, pool.prefill_instances(), objects, compatibility_key(cluster.spec)
+
+
+def other_values(value: Any, schema: dict[str, Any]) -> Iterator[Any]:
+    """Values that might stand in a value's place."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value - 1, value * 2, value // 2)
+    elif isinstance(value, dict):
+        yield {**value, "hostNetwork": True}
+    elif "enum" in schema:
+        yield from (each for each in schema["enum"] if each != value)
+    else:
+        yield from (f"{value}x", "7m", "7", "7Gi")
+
+
+def pairs_at(document: Document, place: tuple[Any, ...], schema: dict[str, Any]) -> Iterator[tuple[Document, Document]]:
+    """Two valid documents that differ in the value at one place.
+
+    Where no other value fits with what stands beside it, one thing beside it is left out of both.
+    """
+    parent = at(document, place[:-1])
+    beside = [name for name in parent if name != place[-1]] if isinstance(parent, dict) else []
+    for left_out in (None, *beside):
+        before = copy.deepcopy(document)
+        if left_out is not None:
+            del at(before, place[:-1])[left_out]
+        for value in other_values(at(document, place), schema):
+            after = copy.deepcopy(before)
+            at(after, place[:-1])[place[-1]] = value
+            if valid(before) and valid(after):
+                yield before, after
+
+
+def at(document: Any, place: tuple[Any, ...]) -> Any:
+    """What stands at a place."""
+    for step in place:
+        document = document[step]
+    return document
+
+
+def valid(document: Document) -> bool:
+    """Whether our models accept it."""
+    try:
+        KINDS[document["kind"]].model_validate(document)
+    except ValidationError:
+        return False
+    return True
+
+
+def places(value: Any, path: tuple[str, ...], so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a schema path leads to in a document."""
+    if not path:
+        yield so_far
+    elif path[0] == "[]":
+        for index, item in enumerate(value):
+            yield from places(item, path[1:], (*so_far, index))
+    elif path[0] == "[*]":
+        for key, item in value.items():
+            yield from places(item, path[1:], (*so_far, key))
+    elif path[0] in value:
+        yield from places(value[path[0]], path[1:], (*so_far, path[0]))
+
+
+def fields() -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
+    """Kind, path and schema of every field of both pools."""
+    for kind in ("PrfaaSCluster", "PDCluster"):
+        for path, schema in leaves(object_schema(KINDS[kind])["properties"]["spec"], ("spec",)):
+            yield kind, path, schema
+
+
+FIELDS = [(kind, path, schema) for kind, path, schema in fields() if ".".join(path) not in ELSEWHERE]
+
+
+@pytest.mark.parametrize(("kind", "path", "schema"), FIELDS, ids=[f"{kind} {'.'.join(p)}" for kind, p, _ in FIELDS])
+def test_a_change_of_the_field_changes_something(kind: str, path: tuple[str, ...], schema: dict[str, Any]) -> None:
+    document = example(kind, {"metadata.namespace": "default", "metadata.uid": "uid"})
+
+    found = [next(pairs_at(document, place, schema), None) for place in places(document, path)]
+    pairs = [pair for pair in found if pair is not None]
+
+    assert pairs, "no other value fits anywhere"
+    assert all(effects(before) != effects(after) for before, after in pairs)
