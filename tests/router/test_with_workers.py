@@ -1,0 +1,54 @@
+"""The router and our worker together: a verified text proves that the KV cache took the way the router chose."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from e2e.client import Outcome, Target, send
+from e2e.workload import Ask, text
+from prfaas.routing.world import Endpoint
+from tests.router.rig import LINK, Rig
+from tests.worker.rig import MODEL, Client, config, serving
+
+pytestmark = pytest.mark.envoy
+
+
+def endpoint(client: Client) -> Endpoint:
+    return Endpoint("127.0.0.1", client.worker.port)
+
+
+async def test_every_token_is_right_whatever_way_it_took(router: Rig) -> None:
+    async with serving(config("kv_producer"), config("kv_producer"), config("kv_consumer"), config("kv_consumer")) as (
+        here,
+        there,
+        *decoders,
+    ):
+        await router.use((endpoint(here),), tuple(map(endpoint, decoders)), (endpoint(there),))
+        target = Target(router.envoy.url, MODEL, MODEL)
+        asks = [
+            Ask(at=0.0, prompt_tokens=tokens, output_tokens=12, prompt=text(f"ask {number}", tokens))
+            for number, tokens in enumerate([10, 100, 101, 300] * 5)
+        ]
+        outcomes: list[Outcome] = await asyncio.gather(*(send(router.session, target, ask) for ask in asks))
+        assert [outcome.error for outcome in outcomes] == [None] * len(asks)
+        assert all(outcome.verified for outcome in outcomes)
+        assert [outcome.remote for outcome in outcomes] == [ask.prompt_tokens > 100 for ask in asks]
+        pulled = [await decoder.metric("vllm:nixl_bytes_transferred_count") for decoder in decoders]
+        assert sum(pulled) == len(asks), "every prompt was prefilled elsewhere and pulled once"
+        assert min(pulled) > 0
+    await router.idle()
+    assert router.samples("prfaas_router_prefill_seconds_count") == {("", "ok"): 10, (LINK, "ok"): 10}
+
+
+async def test_chat_and_what_the_worker_refuses(router: Rig) -> None:
+    async with serving(config("kv_producer"), config("kv_consumer")) as (prefill, decode):
+        await router.use((endpoint(prefill),), (endpoint(decode),))
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 4}
+        answer = await router.post(chat | {"min_tokens": 4}, path="/v1/chat/completions")
+        assert answer.status == 200, answer
+        assert answer.json["usage"]["completion_tokens"] == 4
+        wrong = await router.post({"model": "no-such-model", "prompt": "hello"})
+        assert wrong.status == 404
+        assert wrong.error()["type"] == "NotFoundError"
