@@ -171,13 +171,11 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
     ),
     Type.ENCRYPTED: (Reason.ALL_ENCRYPTED, Reason.DECLARED_NONE),
 }
-_EVERY = tuple(dict.fromkeys((Reason.AS_SPECIFIED, *(reason for own in _OWN.values() for reason in own))))
-REASONS: Mapping[Type, tuple[Reason, ...]] = {
-    Type.READY: _EVERY,
-    Type.RECONCILING: _EVERY,
-    **_OWN,
-}
-"""The reasons that each type may have. `Ready` and `Reconciling` may have that of whatever they wait for."""
+SUMMARY_REASONS = (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED)
+"""The reasons of `Ready` and `Reconciling` beside those that they take over from whatever they wait for."""
+_SUMMARY = tuple(dict.fromkeys((*SUMMARY_REASONS, *(reason for own in _OWN.values() for reason in own))))
+REASONS: Mapping[Type, tuple[Reason, ...]] = {Type.READY: _SUMMARY, Type.RECONCILING: _SUMMARY, **_OWN}
+"""The reasons that each type may have."""
 
 
 class Condition(ApiModel):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prfaas.api.base import API_VERSION
-from prfaas.api.conditions import CONDITIONS, REASONS
+from prfaas.api.conditions import CONDITIONS, REASONS, SUMMARY_REASONS, Type
 from prfaas.api.kinds import KINDS
 from prfaas.api.resource import ApiObject
 from prfaas.api.schema import Schema, structural
@@ -25,7 +25,7 @@ written into the stored object, so that a later release does not change what an 
 def reference() -> str:
     """The whole document."""
     parts = [INTRODUCTION, *(_kind(model) for model in KINDS.values()), _conditions()]
-    return "\n".join(parts)
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _kind(model: type[ApiObject]) -> str:
@@ -48,7 +48,7 @@ def _rows(schema: Schema, path: str, *, with_defaults: bool) -> Iterator[str]:
         notes = [child["description"]]
         if name in required:
             notes.append("*Required.*")
-        if with_defaults and child.get("default", {}) != {}:
+        if with_defaults and "default" in child and "properties" not in child:
             notes.append(f"Default: `{_plain(child['default'])}`.")
         yield f"| `{where}` | {_type(child)} | {' '.join(notes)} |"
         yield from _rows(child, where, with_defaults=with_defaults)
@@ -91,12 +91,13 @@ def _conditions() -> str:
         "## Conditions and their reasons",
         "",
         "Every condition carries `observedGeneration`; `lastTransitionTime` moves only when `status` flips; messages",
-        "hold no counters and no times. `Ready` that is not `True` has the reason and message of what is in its way,",
-        "and so has `Reconciling` while it waits.",
+        "hold no counters and no times. `Ready` and `Reconciling` take over the reason and the message of the condition",
+        "that they wait for, so any reason of this page may stand there.",
         "",
     ]
     for kind, reasons in REASONS.items():
+        shown = SUMMARY_REASONS if kind in (Type.READY, Type.RECONCILING) else reasons
         lines += [f"### {kind.value}", "", kind.meaning, "", "| reason | meaning |", "| --- | --- |"]
-        lines += [f"| `{reason.value}` | {reason.meaning} |" for reason in reasons]
+        lines += [f"| `{reason.value}` | {reason.meaning} |" for reason in shown]
         lines.append("")
     return "\n".join(lines)
