@@ -36,9 +36,10 @@ class Worker:
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=self.config.keep_alive_seconds,
+            shutdown_timeout=1,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=1024, shutdown_timeout=1)
+        site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=1024)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

@@ -54,7 +54,7 @@ class KVServer:
     identity: Identity
     holder: LeaseHolder
     _server: asyncio.Server | None = None
-    _connections: set[asyncio.Task[None]] = field(default_factory=set)
+    _connections: dict[asyncio.Task[None], Connection] = field(default_factory=dict)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port, which is another where 0 was asked for."""
@@ -66,15 +66,14 @@ class KVServer:
         """Stop listening and drop every connection."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.abort()
+        await asyncio.gather(*self._connections)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
-        connection = Connection(reader, writer)
+        self._connections[task] = connection = Connection(reader, writer)
         try:
             await self._talk(connection)
         except LeaseError as refusal:
@@ -84,7 +83,7 @@ class KVServer:
             log.warning("KV connection failed: %s", error)
             connection.abort()
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             connection.abort()
 
     async def _talk(self, connection: Connection) -> None:
