@@ -24,6 +24,7 @@ from e2e.report import LineUse, Scales
 from prfaas.api import labels
 from prfaas.api.base import GROUP
 from prfaas.api.common import bits_per_second
+from prfaas.api.router_pod import RUN_DIR
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "manifests" / "samples" / "demo"
@@ -31,7 +32,14 @@ NAMESPACE = "prfaas"
 """Namespace of the samples."""
 SYSTEM = "prfaas-system"
 """Namespace of the operator."""
+EXCHANGE = "prfaas-exchange"
+"""Namespace that peers may read."""
 KINDS = "prfaasclusters.prfaas.io,pdclusters.prfaas.io,interclusterlinks.prfaas.io"
+OPERATOR = "prfaas-operator"
+"""Name of the operator's Deployment."""
+OPERATOR_PODS = f"{labels.LABEL_COMPONENT}=operator"
+OPERATOR_PORT = 8080
+"""Port of the operator's health and metrics."""
 ROUTER_PORT = 30080
 """Node port of the sample's router, in west."""
 KV_SENT = 'prfaas_worker_kv_wire_bytes_total{direction="sent"}'
@@ -113,6 +121,53 @@ class Stack:
         for datacenter in self.names:
             self.datacenters.kubectl(datacenter, "apply", "-k", str(SAMPLES / datacenter))
 
+    def settle(self) -> None:
+        """Back to what `install` and `apply_samples` made: nodes up, line up, operators running, samples Ready."""
+        for line in self.datacenters.topology.lines:
+            self.datacenters.set_line(*line.between, rate=line.rate, up=True)
+        for each in self.datacenters.status()["datacenters"]:
+            for node, running in each["containers"].items():
+                if not running:
+                    self.datacenters.node(node, "start")
+        for datacenter in self.names:
+            self.scale_operator(datacenter, self.replicas)
+            for item in self.objects(datacenter, KINDS):
+                if item["spec"].get("paused"):
+                    self.patch(datacenter, item["kind"], item["metadata"]["name"], {"spec": {"paused": False}})
+        self.apply_samples()
+        self.wait_ready()
+
+    def scale_operator(self, datacenter: str, replicas: int) -> None:
+        """Number of operator pods; waits until they are ready, or gone."""
+        kubectl = self.datacenters.kubectl
+        kubectl(datacenter, "-n", SYSTEM, "scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
+        if replicas:
+            kubectl(datacenter, "-n", SYSTEM, "rollout", "status", f"deployment/{OPERATOR}", "--timeout=120s")
+        else:
+            kubectl(datacenter, "-n", SYSTEM, "wait", "pod", "-l", OPERATOR_PODS, "--for=delete", "--timeout=60s")
+
+    def patch(self, datacenter: str, kind: str, name: str, change: Mapping[str, Any]) -> None:
+        """A merge patch of one object in the samples' namespace."""
+        command = ("patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(change))
+        self.datacenters.kubectl(datacenter, *command)
+
+    def reconciles(self, datacenter: str, kind: str) -> float:
+        """Reconciles of a kind that the operators running now have ended, whatever the outcome."""
+        total = 0.0
+        for pod in self.objects(datacenter, "pods", "-l", OPERATOR_PODS, namespace=SYSTEM):
+            path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}:{OPERATOR_PORT}/proxy/metrics"
+            text = self.datacenters.kubectl(datacenter, "get", "--raw", path)
+            counts = re.findall(rf'^prfaas_reconciles_total{{kind="{kind}",[^}}]*}} (\S+)$', text, re.MULTILINE)
+            total += sum(map(float, counts))
+        return total
+
+    def nudge(self, datacenter: str, kind: str, name: str) -> None:
+        """Wake the reconcile of one object, and return when one has ended since. Raises StackError after 30 s."""
+        before = self.reconciles(datacenter, kind)
+        self.patch(datacenter, kind, name, {"metadata": {"annotations": {f"{GROUP}/nudge": str(before)}}})
+        woken = f"{datacenter}: {kind} {name} was not reconciled"
+        eventually(lambda: self.reconciles(datacenter, kind) > before, 30, woken)
+
     def objects(self, datacenter: str, kind: str, *arguments: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         """Objects of a kind (or several, comma-separated), as the API server has them."""
         listed = self.datacenters.kubectl(datacenter, "get", kind, "-n", namespace, "-o", "json", *arguments)
@@ -169,7 +224,7 @@ class Stack:
                     for state in item.get("status", {}).get("conditions", [])
                 ]
             rows.append(self.datacenters.kubectl(datacenter, "get", "pods", "-A", "-o", "wide", check=False))
-            logs = ("logs", "-n", SYSTEM, "-l", f"{labels.LABEL_PART_OF}={labels.PART_OF}", "--tail=15")
+            logs = ("logs", "-n", SYSTEM, "-l", OPERATOR_PODS, "--tail=15")
             rows.append(self.datacenters.kubectl(datacenter, *logs, check=False))
         return "\n".join(rows)
 
@@ -210,6 +265,12 @@ class Stack:
                     counts[f"{role} ({pool})" if pool else role] += 1
             found[datacenter] = dict(sorted(counts.items()))
         return found
+
+    def decode_addresses(self) -> set[str]:
+        """Addresses of the decode instances that west's router may name, as its Envoy was told."""
+        router = self.objects("west", "pods", "-l", f"{labels.ROLE}=router")[0]["metadata"]["name"]
+        show = ("exec", "-n", NAMESPACE, router, "-c", "picker", "--", "cat", f"{RUN_DIR}/eds/decode.json")
+        return set(re.findall(r"\d+\.\d+\.\d+\.\d+", self.datacenters.kubectl("west", *show)))
 
     def kv_sent(self, datacenter: str) -> dict[str, float]:
         """KV bytes that each prefill pod of a datacenter says it has sent, by pod."""

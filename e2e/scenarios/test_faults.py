@@ -1,0 +1,172 @@
+"""Things that break under traffic: an engine, a node, the line, the leader. What is said of each is in docs/."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from e2e.client import Outcome
+from e2e.stack import EXCHANGE, NAMESPACE, OPERATOR, OPERATOR_PODS, SYSTEM, Stack, condition, eventually
+from e2e.traffic import traffic
+
+SHORT, LONG = 2_000, 40_000
+
+
+def all_well(outcomes: Sequence[Outcome], remote: bool, count: int) -> bool:
+    """The newest `count` outcomes are verified, and at least one of them came the wanted way."""
+    newest = outcomes[-count:]
+    return len(newest) == count and all(o.verified for o in newest) and any(o.remote is remote for o in newest)
+
+
+def wrong_answers(outcomes: Sequence[Outcome]) -> list[str]:
+    """Answers that were complete and not what the model says: there may never be one."""
+    return [outcome.error for outcome in outcomes if outcome.error and outcome.error.startswith("wrong text")]
+
+
+def test_a_killed_engine_cuts_its_own_streams_only(stack: Stack) -> None:
+    with traffic(stack.target(), [SHORT, LONG], streams=6) as flow:
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=10), 0, 60)
+        victim = stack.objects("west", "pods", "-l", "prfaas.io/role=decode")[0]["metadata"]["name"]
+        mark = flow.mark()
+        stack.datacenters.kubectl("west", "delete", "pod", victim, "-n", NAMESPACE, "--force", "--grace-period=0")
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=20), mark, 60)
+    during = flow.since(mark)
+    assert wrong_answers(during) == []
+    # At most the requests that were with the killed engine, one a stream: everything else was answered.
+    assert sum(outcome.error is not None for outcome in during) <= 6
+    eventually(lambda: stack.not_ready() == [], 120, "the killed engine was not replaced")
+
+
+def test_with_the_operator_stopped_a_killed_engine_leaves_the_rotation_within_two_seconds(stack: Stack) -> None:
+    stack.scale_operator("west", 0)
+    victim = stack.objects("west", "pods", "-l", "prfaas.io/role=decode")[0]
+    address = victim["status"]["podIP"]
+
+    def routable() -> bool:
+        return address in stack.decode_addresses()
+
+    assert routable()
+    stack.datacenters.kubectl(
+        "west", "delete", "pod", victim["metadata"]["name"], "-n", NAMESPACE, "--force", "--grace-period=0"
+    )
+    killed = time.monotonic()
+    eventually(lambda: not routable(), 30, "the router still names the killed engine", pause=0.05)
+    assert time.monotonic() - killed < 2.0
+    with traffic(stack.target(), [SHORT], streams=2) as flow:
+        flow.wait_for(lambda seen: all_well(seen, remote=False, count=6), 0, 60)
+    assert all(outcome.verified for outcome in flow.outcomes)
+
+
+def test_a_node_that_dies_gives_its_instances_to_another(stack: Stack) -> None:
+    def by_node() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for pod in stack.objects("west", "pods", "-l", "prfaas.io/instance"):
+            if "deletionTimestamp" not in pod["metadata"] and pod["spec"].get("nodeName"):
+                found.setdefault(pod["spec"]["nodeName"], []).append(pod["metadata"]["labels"]["prfaas.io/instance"])
+        return found
+
+    before = by_node()
+    # Three instances on two nodes with room for two each: the node with one dies, and the other has room for it.
+    victim = min(before, key=lambda node: len(before[node]))
+    survivor = max(before, key=lambda node: len(before[node]))
+    moved = before[victim]
+    with traffic(stack.target(), [SHORT, LONG], streams=4) as flow:
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=8), 0, 60)
+        stack.datacenters.node(victim, "kill")
+        killed = flow.mark()
+        room = 4 - len(before[survivor]) if len(before) == 1 else 1
+        if len(moved) <= room:
+            eventually(
+                lambda: set(moved) <= set(by_node().get(survivor, [])), 240, f"{moved} did not move to {survivor}"
+            )
+        eventually(lambda: stack.not_ready() == [], 240, "the pool is not Ready without its node")
+        mark = flow.mark()
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=12), mark, 120)
+    assert wrong_answers(flow.since(killed)) == []
+
+
+def test_a_pool_without_room_says_so(stack: Stack) -> None:
+    stack.patch("west", "pdcluster", "h20", {"spec": {"pool": {"instances": 5}}})
+
+    def placed() -> dict[str, Any]:
+        return condition(stack.get("west", "pdcluster", "h20"), "PodsPlaced")
+
+    eventually(
+        lambda: placed().get("reason") == "Unschedulable", 60, "nothing says that the fifth instance has no room"
+    )
+    assert placed()["status"] == "False"
+    assert "nvidia.com/gpu" in placed()["message"]
+
+
+def test_a_cut_line_keeps_short_prompts_served_and_heals(stack: Stack) -> None:
+    with traffic(stack.target(), [SHORT, SHORT, LONG], streams=6) as flow:
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=12), 0, 60)
+        cut = flow.mark()
+        stack.datacenters.set_line("east", "west", up=False)
+        # Long prompts fall back to local prefill, since the sample's policy says so.
+        flow.wait_for(lambda seen: len(seen) > 20 and all(o.verified and not o.remote for o in seen[-12:]), cut, 120)
+        eventually(
+            lambda: (
+                condition(stack.get("west", "interclusterlink", "east"), "PeerAPIReachable").get("status") == "False"
+            ),
+            90,
+            "the link does not say that its peer is lost",
+        )
+        stack.datacenters.set_line("east", "west", up=True)
+        healed = flow.mark()
+        flow.wait_for(lambda seen: all_well(seen, remote=True, count=12), healed, 120)
+    since_cut = flow.since(cut)
+    assert wrong_answers(since_cut) == []
+    short = [outcome for outcome in since_cut if outcome.ask.prompt_tokens == SHORT]
+    assert [outcome.error for outcome in short if outcome.error] == []
+    stack.wait_ready()
+
+
+def test_when_the_leader_is_killed_the_other_replica_acts(stack: Stack) -> None:
+    def holder() -> str:
+        spec = stack.get("east", "lease", OPERATOR, SYSTEM)["spec"]
+        return str(spec.get("holderIdentity") or "")
+
+    leader = next(
+        pod["metadata"]["name"]
+        for pod in stack.objects("east", "pods", "-l", OPERATOR_PODS, namespace=SYSTEM)
+        if holder().startswith(pod["metadata"]["name"])
+    )
+    stack.datacenters.kubectl("east", "delete", "pod", leader, "-n", SYSTEM, "--force", "--grace-period=0")
+    killed = time.monotonic()
+    stack.patch("east", "prfaascluster", "h200", {"spec": {"instances": 1}})
+
+    def acted() -> bool:
+        return [item["metadata"]["name"] for item in stack.objects("east", "deployments")] == ["h200-0"]
+
+    eventually(acted, 60, "nobody acts after the leader's death")
+    assert time.monotonic() - killed < 30
+    assert not holder().startswith(leader)
+
+
+def test_a_restarted_operator_writes_nothing(stack: Stack) -> None:
+    def versions(datacenter: str) -> dict[str, str]:
+        kinds = "deployments,services,endpointslices,configmaps,poddisruptionbudgets,serviceaccounts,rolebindings,"
+        ours = "prfaasclusters.prfaas.io,pdclusters.prfaas.io,interclusterlinks.prfaas.io"
+        found = {}
+        for namespace in (NAMESPACE, EXCHANGE):
+            for item in stack.objects(datacenter, kinds + ours, namespace=namespace):
+                metadata = item["metadata"]
+                found[f"{namespace}/{item['kind']}/{metadata['name']}"] = metadata["resourceVersion"]
+        return found
+
+    before = {datacenter: versions(datacenter) for datacenter in stack.names}
+    for datacenter in stack.names:
+        stack.scale_operator(datacenter, 0)
+        stack.scale_operator(datacenter, stack.replicas)
+        kinds = {item["kind"] for item in stack.objects(datacenter, "prfaascluster,pdcluster,interclusterlink")}
+        for kind in kinds:
+            eventually(
+                lambda datacenter=datacenter, kind=kind: stack.reconciles(datacenter, kind) > 0,  # type: ignore[misc]
+                60,
+                f"{datacenter}: the new leader did not reconcile {kind}",
+            )
+    after = {datacenter: versions(datacenter) for datacenter in stack.names}
+    assert json.dumps(after, indent=1, sort_keys=True) == json.dumps(before, indent=1, sort_keys=True)
