@@ -91,7 +91,7 @@ def _conditions() -> str:
         "## Conditions and their reasons",
         "",
         "Every condition carries `observedGeneration`; `lastTransitionTime` moves only when `status` flips; messages",
-        "hold no counters and no times. `Ready` and `Reconciling` take over the reason and the message of the condition",
+        "hold no counters and no times. `Ready` and `Reconciling` take over reason and message of the condition",
         "that they wait for, so any reason of this page may stand there.",
         "",
     ]
