@@ -86,7 +86,7 @@ class PrefillClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> PrefillClient:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self.times.idle, socket_factory=_socket)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self.times.idle, socket_factory=probing_socket)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -131,7 +131,7 @@ def _read(status: int, answer: bytes, content_type: str) -> Outcome:
         return Failed(Trouble.NO_KV, str(error))
 
 
-def _socket(info: tuple[Any, ...]) -> socket.socket:
+def probing_socket(info: tuple[Any, ...]) -> socket.socket:
     """A socket that notices a dead line: while a leg waits for its answer no data moves, so only probes can tell."""
     made = socket.socket(family=info[0], type=info[1], proto=info[2])
     made.setblocking(False)
