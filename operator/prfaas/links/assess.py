@@ -1,0 +1,197 @@
+"""What a link's state is, and which endpoints it should mirror: from its spec, its peer, and the local pool.
+
+Pure. Nothing is mirrored before the peer's document has been found to be of the right datacenter, pool, model and KV
+form; whatever is wrong with it withdraws what was mirrored. Losing contact withdraws nothing: the last known endpoints
+stay, and serving with them. Until a fresh process has its first verdict, the conditions that it finds stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas.api.conditions import Condition, Reason, Type, timestamp
+from prfaas.api.exchange import PoolDocument
+from prfaas.api.inter_cluster_link import InterClusterLinkSpec
+from prfaas.links.contact import Connected, Contact, NotConnected, NotProbed
+from prfaas.links.document import LocalEnd, Refusal, incompatibility, read_document
+from prfaas.links.mirror import Mirrored, usable
+from prfaas.links.peer import PeerSnapshot
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One condition before it gets its generation and time. status None: unknown."""
+
+    type: Type
+    status: bool | None
+    reason: Reason
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What to say about a link, and what to mirror."""
+
+    findings: tuple[Finding, ...]
+    mirror: Mirrored | None
+    """Endpoints to mirror, perhaps none; None: leave what is mirrored as it is."""
+    compatibility_key: str | None = None
+    """Of the document that `mirror` comes from."""
+    cluster_id: str | None = None
+    version: str | None = None
+    lost_since: str | None = None
+    """For the link's status; None where it says nothing."""
+
+    def find(self, kind: Type) -> Finding:
+        return next(each for each in self.findings if each.type == kind)
+
+
+def assess(
+    spec: InterClusterLinkSpec,
+    peer: PeerSnapshot,
+    local: LocalEnd | None,
+    *,
+    before: Sequence[Condition] = (),
+    lost_since: str | None = None,
+) -> Assessment:
+    """`local`: the pool at this end, None: it does not exist. `before` and `lost_since` are from the link's status."""
+    accepted = _accepted(spec, local)
+    encrypted = _encrypted(spec)
+    if isinstance(peer.contact, NotProbed) and not peer.read:
+        kept = tuple(
+            _standing(kind, before)
+            for kind in (Type.CREDENTIALS_VALID, Type.PEER_API_REACHABLE, Type.COMPATIBLE, Type.ENDPOINTS_MIRRORED)
+        )
+        return Assessment((accepted, *kept, encrypted), None, lost_since=lost_since)
+    document = read_document(peer.config_map, spec.remote, spec.peer.cluster_id) if peer.read else None
+    compatible = _compatible(document, local)
+    mirror = _mirror(spec, document, compatible)
+    contact = peer.contact
+    return Assessment(
+        findings=(
+            accepted,
+            _credentials_valid(peer, before),
+            _reachable(peer, before),
+            compatible,
+            _endpoints_mirrored(spec, peer, document, compatible, mirror),
+            encrypted,
+        ),
+        mirror=mirror,
+        compatibility_key=document.compatibility_key if isinstance(document, PoolDocument) else None,
+        cluster_id=document.cluster_id if isinstance(document, PoolDocument) else None,
+        version=(contact.version or None) if isinstance(contact, Connected) else None,
+        lost_since=_lost_since(contact, lost_since),
+    )
+
+
+def _lost_since(contact: Contact, before: str | None) -> str | None:
+    """A loss that an earlier process has written down began then, not at our own start."""
+    match contact:
+        case Connected():
+            return None
+        case NotConnected():
+            return before or timestamp(contact.lost_since)
+        case NotProbed():
+            return before
+
+
+def _accepted(spec: InterClusterLinkSpec, local: LocalEnd | None) -> Finding:
+    if local is None:
+        text = f"spec.local: there is no {spec.local.kind} {spec.local.name} in this namespace"
+        return Finding(Type.ACCEPTED, False, Reason.LOCAL_NOT_FOUND, text)
+    return Finding(Type.ACCEPTED, True, Reason.VALID)
+
+
+def _encrypted(spec: InterClusterLinkSpec) -> Finding:
+    plain = [name for name in ("control", "requests", "kv") if getattr(spec.encryption, name) == "None"]
+    if plain:
+        text = f"the spec says None for: {', '.join(plain)}"
+        return Finding(Type.ENCRYPTED, False, Reason.DECLARED_NONE, text)
+    return Finding(Type.ENCRYPTED, True, Reason.ALL_ENCRYPTED)
+
+
+def _standing(kind: Type, before: Sequence[Condition]) -> Finding:
+    found = next((each for each in before if each.type == kind.value), None)
+    if found is None:
+        return Finding(kind, None, Reason.NOT_PROBED, "the peer has not been asked yet")
+    status = {"True": True, "False": False, "Unknown": None}[found.status]
+    reason = next((each for each in Reason if each.value == found.reason), Reason.NOT_PROBED)
+    return Finding(kind, status, reason, found.message)
+
+
+def _credentials_valid(peer: PeerSnapshot, before: Sequence[Condition]) -> Finding:
+    kind = Type.CREDENTIALS_VALID
+    if peer.local:
+        return Finding(kind, True, Reason.NOT_NEEDED)
+    if isinstance(peer.contact, Connected):
+        return Finding(kind, True, Reason.VALID)
+    if isinstance(peer.contact, NotProbed):
+        return _standing(kind, before)
+    if peer.contact.reason == Reason.UNREACHABLE:
+        return Finding(kind, None, Reason.UNREACHABLE, "the peer does not answer, so they cannot be tried")
+    return Finding(kind, False, peer.contact.reason, peer.contact.message)
+
+
+def _reachable(peer: PeerSnapshot, before: Sequence[Condition]) -> Finding:
+    kind = Type.PEER_API_REACHABLE
+    if isinstance(peer.contact, Connected):
+        return Finding(kind, True, Reason.NOT_NEEDED if peer.local else Reason.REACHABLE)
+    if isinstance(peer.contact, NotProbed):
+        return _standing(kind, before)
+    if peer.contact.reason == Reason.UNREACHABLE:
+        return Finding(kind, False, Reason.UNREACHABLE, peer.contact.message)
+    if peer.contact.reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
+        return Finding(kind, True, Reason.REACHABLE, "it answers, and refuses us; see CredentialsValid")
+    return Finding(kind, None, Reason.NOT_PROBED, "it cannot be asked; see CredentialsValid")
+
+
+def _compatible(document: PoolDocument | Refusal | None, local: LocalEnd | None) -> Finding:
+    kind = Type.COMPATIBLE
+    if document is None:
+        return Finding(kind, None, Reason.PEER_LOST, "there is no contact with the peer, and nothing of it is known")
+    if isinstance(document, Refusal):
+        return Finding(kind, False, document.reason, document.message)
+    if local is None:
+        return Finding(kind, None, Reason.LOCAL_NOT_FOUND, "there is no pool at this end to compare with")
+    refusal = incompatibility(document, local)
+    if refusal is not None:
+        return Finding(kind, False, refusal.reason, refusal.message)
+    return Finding(kind, True, Reason.MATCHED)
+
+
+def _mirror(
+    spec: InterClusterLinkSpec, document: PoolDocument | Refusal | None, compatible: Finding
+) -> Mirrored | None:
+    if document is None:
+        return None
+    if isinstance(document, Refusal) or compatible.status is not True or spec.remote.kind != "PrfaaSCluster":
+        return Mirrored(())
+    return usable(document.endpoints)
+
+
+def _endpoints_mirrored(
+    spec: InterClusterLinkSpec,
+    peer: PeerSnapshot,
+    document: PoolDocument | Refusal | None,
+    compatible: Finding,
+    mirror: Mirrored | None,
+) -> Finding:
+    kind = Type.ENDPOINTS_MIRRORED
+    if spec.remote.kind != "PrfaaSCluster":
+        return Finding(kind, True, Reason.NOT_CONFIGURED, f"a {spec.remote.kind} offers no prefill to its peers")
+    if mirror is None:
+        return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: endpoints mirrored before stay")
+    if isinstance(document, Refusal):
+        reason = document.reason
+        known = reason in (Reason.REMOTE_NOT_PUBLISHED, Reason.DOCUMENT_INVALID)
+        return Finding(kind, False, reason if known else Reason.NO_REMOTE_ENDPOINTS, "none, see Compatible")
+    if compatible.status is not True:
+        return Finding(kind, False, Reason.NO_REMOTE_ENDPOINTS, "none, see Compatible")
+    refused = "; ".join(mirror.refused[:3])
+    if isinstance(peer.contact, NotConnected):
+        return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: the endpoints known last stay")
+    if not any(each.ready for each in mirror.endpoints):
+        text = "the peer publishes no instance that is ready"
+        return Finding(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"{text}; {refused}" if refused else text)
+    return Finding(kind, True, Reason.MIRRORED, f"left out: {refused}" if refused else "")
