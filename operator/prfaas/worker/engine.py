@@ -345,6 +345,7 @@ class Engine:
         metrics.request_generation.observe(sequence.generated)
         metrics.request_max_generation.observe(sequence.generated)
         metrics.params_n.observe(1)
+        metrics.preemptions.observe(0)
         if generation.max_tokens is not None:
             metrics.params_max_tokens.observe(generation.max_tokens)
         if sequence.started is not None and generation.first_token is not None and generation.last_token is not None:

@@ -73,7 +73,8 @@ class Api:
         except web.HTTPNotFound:
             response = web.json_response({"detail": "Not Found"}, status=404)
         except web.HTTPMethodNotAllowed as error:
-            response = web.json_response({"detail": "Method Not Allowed"}, status=405, headers=error.headers)
+            allow = {"Allow": error.headers["Allow"]}
+            response = web.json_response({"detail": "Method Not Allowed"}, status=405, headers=allow)
         if self._config.request_id_headers and not response.prepared:
             response.headers["X-Request-Id"] = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         return response

@@ -80,6 +80,8 @@ class Metrics:
         )
         for name in ("prompt_tokens_cached", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"):
             self._counter(name, "Zero: this worker has no prefix cache and never preempts.")
+        for name in ("mm_cache_queries", "mm_cache_hits"):
+            self._counter(name, "Zero: this worker reads text only.")
         self.external_queries = self._counter("external_prefix_cache_queries", "Tokens looked for at a peer.")
         self.external_hits = self._counter("external_prefix_cache_hits", "Tokens found at a peer.")
         success = self._family(Counter, "request_success", "Finished requests.", "finished_reason")
@@ -111,6 +113,7 @@ class Metrics:
         )
         self.params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", tokens)
         self.params_n = self._histogram("request_params_n", "n asked for.", (1, 2, 5, 10, 20))
+        self.preemptions = self._histogram("request_num_preemptions", "Zero: never.", (1, 2, 3, 4, 5, 10, 20))
         self.prefill_computed = self._histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens whose KV was computed here.", tokens
         )
@@ -125,7 +128,7 @@ class Metrics:
         if nixl:
             self.xfer_time = self._histogram("nixl_xfer_time_seconds", "Transfer times.", _NIXL_SECONDS)
             self.xfer_bytes = self._histogram("nixl_bytes_transferred", "Bytes per transfer.", _NIXL_BYTES)
-            self._histogram("nixl_post_time_seconds", "Empty: nothing is posted here.", _NIXL_SECONDS)
+            self._histogram("nixl_post_time_seconds", "Empty: nothing is posted here.", (0.001, *_NIXL_SECONDS))
             self.descriptors = self._histogram("nixl_num_descriptors", "Chunks per transfer.", _NIXL_DESCRIPTORS)
             self.failed_transfers = self._counter("nixl_num_failed_transfers", "Transfers that failed.")
             self.failed_notifications = self._counter("nixl_num_failed_notifications", "Releases not delivered.")

@@ -1,0 +1,116 @@
+"""The worker as a process: nothing listens before the model is loaded, SIGTERM drains, wrong arguments exit with 2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prfaas.worker.oracle import expected_text
+from tests.worker.rig import profile
+
+START = "import argparse, sys\nfrom prfaas.cli import worker\np = argparse.ArgumentParser()\n"
+START += "worker.add_parser(p.add_subparsers())\na = p.parse_args()\nsys.exit(a.run(a))"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`prfaas worker serve` with these flags, killed at the end if need be."""
+    environment = os.environ | {"PYTHONPATH": "operator", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
+    command = (sys.executable, "-c", START, "worker", "serve", *flags)
+    running = await asyncio.create_subprocess_exec(
+        *command, env=environment, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+
+
+async def said(running: asyncio.subprocess.Process, words: str) -> str:
+    """Read the log up to a line with these words."""
+    assert running.stderr is not None
+    lines = []
+    async with asyncio.timeout(30):
+        while line := (await running.stderr.readline()).decode():
+            lines.append(line)
+            if words in line:
+                return "".join(lines)
+    raise AssertionError(f"no {words!r} in {''.join(lines)}")
+
+
+def flags(tmp_path: Path, port: int, startup: float = 0) -> list[str]:
+    """Arguments of a worker with rig.profile, on loopback."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile(startupSeconds=startup).to_wire()))
+    return ["org/model", "--profile", str(path), "--host", "127.0.0.1", "--port", str(port)]
+
+
+async def test_serves_then_drains_on_sigterm(tmp_path: Path) -> None:
+    port = free_port()
+    given = [*flags(tmp_path, port), "--time-scale", "10", "--shutdown-timeout", "30"]
+    async with process(*given) as running, aiohttp.ClientSession() as session:
+        assert "time scale 10, KV byte scale 1" in await said(running, f"serving on port {port}")
+        asked = {"prompt": "Hello", "max_tokens": 100, "stream": True}
+        async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=asked) as response:
+            begun = await response.content.readuntil(b"\n\n")
+            running.send_signal(signal.SIGTERM)
+            await said(running, "draining for up to 30 s")
+            rest = (await response.content.read()).decode()
+        events = [json.loads(line[6:]) for line in (begun.decode() + rest).split("\n\n") if line.startswith("data: {")]
+        text = "".join(event["choices"][0]["text"] for event in events)
+        assert (text, events[-1]["choices"][0]["finish_reason"]) == (
+            expected_text("Hello", 100, model="org/model"),
+            "length",
+        )
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+
+
+async def test_without_a_shutdown_timeout_sigterm_aborts(tmp_path: Path) -> None:
+    port = free_port()
+    async with process(*flags(tmp_path, port)) as running, aiohttp.ClientSession() as session:
+        await said(running, "serving on port")
+        asked = {"prompt": "Hello", "max_tokens": 100_000, "stream": True}
+        async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=asked) as response:
+            await response.content.readuntil(b"\n\n")
+            running.send_signal(signal.SIGTERM)
+            *_, last, done = (await response.content.read()).decode().strip().split("\n\n")
+        assert json.loads(last[6:])["choices"][0]["finish_reason"] == "abort"
+        assert done == "data: [DONE]"
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+
+
+async def test_nothing_listens_before_the_model_is_loaded(tmp_path: Path) -> None:
+    port = free_port()
+    async with process(*flags(tmp_path, port, startup=3_600)) as running:
+        await said(running, "model org/model")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 30) == 0, "and SIGTERM ends the loading"
+
+
+async def test_wrong_values_exit_with_2() -> None:
+    async with process("m", "--profile", "H20x8", "--kv-byte-scale", "0") as running:
+        error = await said(running, "error")
+        assert "--kv-byte-scale must be a finite number above 0, got 0.0" in error
+        assert await running.wait() == 2
