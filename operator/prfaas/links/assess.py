@@ -74,7 +74,7 @@ def assess(
             _credentials_valid(peer, before),
             _reachable(peer, before),
             compatible,
-            _endpoints_mirrored(spec, peer, document, compatible, mirror),
+            _endpoints_mirrored(spec, peer, compatible, mirror),
             encrypted,
         ),
         mirror=mirror,
@@ -173,7 +173,6 @@ def _mirror(
 def _endpoints_mirrored(
     spec: InterClusterLinkSpec,
     peer: PeerSnapshot,
-    document: PoolDocument | Refusal | None,
     compatible: Finding,
     mirror: Mirrored | None,
 ) -> Finding:
@@ -182,12 +181,8 @@ def _endpoints_mirrored(
         return Finding(kind, True, Reason.NOT_CONFIGURED, f"a {spec.remote.kind} offers no prefill to its peers")
     if mirror is None:
         return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: endpoints mirrored before stay")
-    if isinstance(document, Refusal):
-        reason = document.reason
-        known = reason in (Reason.REMOTE_NOT_PUBLISHED, Reason.DOCUMENT_INVALID)
-        return Finding(kind, False, reason if known else Reason.NO_REMOTE_ENDPOINTS, "none, see Compatible")
     if compatible.status is not True:
-        return Finding(kind, False, Reason.NO_REMOTE_ENDPOINTS, "none, see Compatible")
+        return Finding(kind, False, compatible.reason, "none; see Compatible")
     refused = "; ".join(mirror.refused[:3])
     if isinstance(peer.contact, NotConnected):
         return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: the endpoints known last stay")
