@@ -109,7 +109,8 @@ async def test_unused_connections_are_closed_before_the_instance_closes_them() -
 
     async with engine("p", look) as p, PrefillClient(LegTimes(idle=0.05)) as client:
         assert isinstance(await client.run(p.endpoint, "/", BODY, {}), Prefilled)
-        await until("the unused connection is closed", lambda: seen[0].is_closing())
+        async with asyncio.timeout(5):
+            await until("the unused connection is closed", lambda: seen[0].is_closing())
 
 
 async def test_cancelling_a_leg_closes_its_connection() -> None:
