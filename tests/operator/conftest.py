@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
 
 from e2e.apiserver import ApiServer
 from prfaas.kube.client import KubeClient
+
+
+@pytest.fixture(autouse=True)
+def _logging(caplog: pytest.LogCaptureFixture) -> None:
+    """Log lines are made, so that one that cannot be made fails its test."""
+    caplog.set_level(logging.DEBUG, logger="prfaas")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ async def report(world: World, live: Object, status: Mapping[str, Any], observed
         extra = {
             "kind": live["kind"],
             "namespace": live["metadata"]["namespace"],
-            "name": live["metadata"]["name"],
+            "object": live["metadata"]["name"],
             "condition": condition.type,
             "status": condition.status,
             "reason": condition.reason,

@@ -32,7 +32,7 @@ def kopf_settings(identity: str) -> kopf.OperatorSettings:
     settings.networking.enforce_retry_after = True
     settings.networking.trust_env = False
     settings.watching.connect_timeout = 10.0
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # whole seconds: a fraction is refused by the API server
     settings.watching.client_timeout = 310.0
     settings.watching.inactivity_timeout = 70.0
     settings.watching.reconnect_backoff = 1.0

@@ -90,4 +90,4 @@ def _retry(queue: WorkQueue[Key], key: Key, error: KubeError, at_least: float) -
 
 
 def _names(key: Key) -> dict[str, str]:
-    return {"kind": key.kind, "namespace": key.namespace, "name": key.name}
+    return {"kind": key.kind, "namespace": key.namespace, "object": key.name}
