@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -271,6 +273,41 @@ async def test_the_api_server_reviews_who_puts_a_policy(
         assert await router.put_policy(new, token) == 200
         assert await router.metric("prfaas_router_policy_version 2.0")
         assert await router.put_policy(policy(version=1), token) == 409
+
+
+async def test_the_command_serves_and_ends_when_told(
+    cluster: Cluster, running_envoy: EnvoyProcess, tmp_path: Path
+) -> None:
+    cluster.service_account("router")
+    cluster.grant("router")
+    cluster.policy(policy())
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(cluster.server.kubeconfig_for(cluster.token("router"))))
+    port = free_port()
+    command = [*router_pod.serve_command(cluster.namespace, CLUSTER), "--kubeconfig", str(kubeconfig)]
+    command += ["--run-dir", str(running_envoy.run_dir), "--admin-host", "127.0.0.1", "--admin-port", str(port)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "prfaas.cli.main",
+        *command[1:],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            router = Running(cluster, running_envoy, f"http://127.0.0.1:{port}", session, "")
+            await until("ready", router.ready)
+            assert (await router.post())[0] == 503  # also opens Envoy's log stream, which is there when it ends
+        process.terminate()
+        _, errors = await asyncio.wait_for(process.communicate(), DEADLINE)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == 0
+    lines = errors.decode().splitlines()
+    assert not [line for line in lines if " WARNING " in line or " ERROR " in line or "Traceback" in line], lines
+    assert len(lines) < 10, lines
 
 
 async def test_a_cluster_made_again_starts_a_new_order(

@@ -6,6 +6,7 @@ log streams end, and what they would still have told is lost together with the r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,17 +22,29 @@ class AccessLog:
 
     def __init__(self, ledger: Ledger, metrics: Metrics) -> None:
         self._ledger, self._metrics = ledger, metrics
-        self._open = 0
+        self._open: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End the streams. Envoy never does, so the server would wait for them in vain."""
+        self._stopping = True
+        for task in self._open:
+            task.cancel()
 
     async def StreamAccessLogs(self, messages: AsyncIterator[Any], _: Any) -> Any:  # noqa: N802 (the protocol's name)
         """One stream per thread of Envoy, for as long as Envoy lives."""
-        self._open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
         try:
             async for message in messages:
                 for entry in message.http_logs.log_entry:
                     self._ended(entry)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
         finally:
-            self._open -= 1
+            self._open.discard(task)
             if not self._open:
                 self._ledger.forget_streams()
         return als_pb2.StreamAccessLogsResponse()

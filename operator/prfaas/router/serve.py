@@ -105,7 +105,8 @@ class RouterProcess:
         # Both legs of one request, and a margin for what is between them.
         processor = ExternalProcessor(picker, 2 * (settings.leg.total + settings.leg.connect) + 10)
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
-        als_pb2_grpc.add_AccessLogServiceServicer_to_server(AccessLog(self.ledger, self.metrics), server)
+        access_log = AccessLog(self.ledger, self.metrics)
+        als_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server)
         path = settings.run_dir / "picker.sock"
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         # Left by a process that was killed; nobody else uses the directory.
@@ -113,6 +114,7 @@ class RouterProcess:
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         self._stack.push_async_callback(server.stop, settings.grace_s)
+        self._stack.callback(access_log.stop)
 
     def _endpoints_changed(self) -> None:
         if not self._source.synced:
