@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.router.rig import EnvoyProcess, Rig, envoy, rig
+from e2e.local_router import EnvoyProcess, envoy
+from tests.router.rig import MAX_BODY, Rig, rig
 
 
 @pytest.fixture(scope="session")
 def running_envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvoyProcess]:
     """The real Envoy, without a picker."""
-    with envoy(tmp_path_factory.mktemp("router")) as running:
+    with envoy(tmp_path_factory.mktemp("router"), max_body_bytes=MAX_BODY) as running:
         yield running
 
 

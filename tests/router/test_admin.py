@@ -10,10 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from e2e.local_router import EnvoyProcess
 from prfaas.router.admin import ReviewFailedError
 from prfaas.router.policies import PolicyStore
 from prfaas.router.serve import RouterProcess, Settings
-from tests.router.rig import WRITER, EnvoyProcess, MemorySource, policy
+from tests.router.rig import (
+    WRITER,
+    MemorySource,
+    policy,
+)
 
 USERS = {"operator-token": WRITER, "other-token": "system:serviceaccount:x:y"}
 

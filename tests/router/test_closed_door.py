@@ -13,18 +13,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from e2e.local_router import EnvoyProcess, PickerProcess, picker_process
 from prfaas.router.picker import Picker, Request
 from prfaas.routing.world import Endpoint, Pools
 from tests.router.rig import (
     DEADLINE,
     LINK,
     Engine,
-    EnvoyProcess,
     Gate,
-    PickerProcess,
     Rig,
     engine,
-    picker_process,
     policy,
     until,
 )

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from e2e.local_router import EnvoyProcess, free_port
 from prfaas.api.policy import Fallback
 from prfaas.router.prefill import LegTimes
 from prfaas.routing.world import Endpoint
@@ -18,11 +19,9 @@ from tests.router.rig import (
     MAX_BODY,
     Call,
     Engine,
-    EnvoyProcess,
     Gate,
     Rig,
     engine,
-    free_port,
     good,
     policy,
     reset,

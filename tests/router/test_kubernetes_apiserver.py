@@ -17,12 +17,20 @@ import pytest
 import yaml
 
 from e2e.apiserver import ApiServer
+from e2e.local_router import EnvoyProcess, free_port
 from prfaas.api import labels, router_pod
 from prfaas.api.policy import RoutingPolicy
 from prfaas.router.main import serve
 from prfaas.router.serve import Settings
 from prfaas.routing.world import Endpoint
-from tests.router.rig import DEADLINE, LINK, EnvoyProcess, engine, free_port, own_address, policy, until
+from tests.router.rig import (
+    DEADLINE,
+    LINK,
+    engine,
+    own_address,
+    policy,
+    until,
+)
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.envoy]
 

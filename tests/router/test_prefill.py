@@ -11,9 +11,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from e2e.local_router import free_port
 from prfaas.router.prefill import ClientFault, Failed, LegTimes, PrefillClient, Prefilled, Trouble, probing_socket
 from prfaas.routing.world import Endpoint
-from tests.router.rig import Call, Engine, engine, free_port, good, reset, silent, status, until
+from tests.router.rig import (
+    Call,
+    Engine,
+    engine,
+    good,
+    reset,
+    silent,
+    status,
+    until,
+)
 
 BODY = b'{"prompt": "x", "kv_transfer_params": {"do_remote_decode": true}}'
 
