@@ -206,7 +206,7 @@ class Peer:
         return {
             "kind": self.key.kind,
             "namespace": self.key.namespace,
-            "name": self.key.name,
+            "object": self.key.name,
             "peer": self.config.cluster_id,
         }
 
