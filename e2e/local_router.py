@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class EnvoyProcess:
 
     run_dir: Path
     port: int
+    pid: int
 
     @property
     def url(self) -> str:
@@ -64,6 +66,12 @@ class EnvoyProcess:
         decode = next(cluster for cluster in clusters if cluster["name"] == "decode")
         addresses = [host["address"]["socket_address"] for host in decode.get("host_statuses", [])]
         return {f"{address['address']}:{address['port_value']}" for address in addresses}
+
+    async def knows(self, addresses: AbstractSet[str]) -> None:
+        """Wait until these are its endpoint list. Raises TimeoutError."""
+        async with asyncio.timeout(START_SECONDS):
+            while await self.hosts() != addresses:  # noqa: ASYNC110 - another process; there is no event to wait for
+                await asyncio.sleep(0.01)
 
 
 @contextmanager
@@ -85,7 +93,7 @@ def envoy(run_dir: Path, *, max_body_bytes: int, concurrency: int = 1) -> Iterat
         process = subprocess.Popen([*command, "--log-level", "warning"], stdout=log, stderr=log)
     try:
         _wait_for_port(config.port, process, run_dir / "envoy.log")
-        yield EnvoyProcess(run_dir, config.port)
+        yield EnvoyProcess(run_dir, config.port, process.pid)
     finally:
         process.kill()
         process.wait()

@@ -231,15 +231,7 @@ class Rig:
     ) -> None:
         """Let these be the endpoints, and wait until Envoy knows."""
         self.source.set(Pools(prefill, decode, {LINK: remote}))
-        await self.envoy_knows(decode)
-
-    async def envoy_knows(self, decode: tuple[Endpoint, ...]) -> None:
-        wanted = {endpoint.address for endpoint in decode}
-
-        async def known() -> bool:
-            return await self.envoy.hosts() == wanted
-
-        await until(f"Envoy lists {wanted}", known)
+        await self.envoy.knows({endpoint.address for endpoint in decode})
 
     async def post(
         self,

@@ -133,11 +133,7 @@ async def world(running: EnvoyProcess, decode_script: Any = None) -> AsyncIterat
             d.script = decode_script
         pools = Pools((p.endpoint,), (d.endpoint,), {LINK: ()})
         with picker_process(running, policy(), pools) as picker:
-
-            async def known() -> bool:
-                return await running.hosts() == {d.endpoint.address}
-
-            await until("Envoy knows the decode instance", known)
+            await running.knows({d.endpoint.address})
             yield World(running, picker, p, d, session)
 
 
