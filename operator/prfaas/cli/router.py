@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bootstrap.add_argument("--listen", default="0.0.0.0", metavar="ADDRESS")
     bootstrap.add_argument("--port", type=int, default=labels.PORT_ROUTER)
     bootstrap.add_argument("--max-body-bytes", type=int, default=router_pod.DEFAULT_MAX_BODY_BYTES)
-    bootstrap.add_argument("--picker-timeout", type=float, default=1.0, help="seconds until a silent picker is a 504")
+    bootstrap.add_argument("--picker-timeout", type=float, default=3.0, help="seconds until a silent picker is a 504")
     bootstrap.set_defaults(run=_bootstrap)
 
     serve = router.add_parser("serve", help="decide where requests go (Envoy's external processor)")

@@ -35,8 +35,8 @@ class Bootstrap:
     listen: str = "0.0.0.0"
     port: int = labels.PORT_ROUTER
     max_body_bytes: int = router_pod.DEFAULT_MAX_BODY_BYTES
-    message_timeout_s: float = 1.0
-    """A picker that says nothing for so long is taken for hung: 504."""
+    message_timeout_s: float = 3.0
+    """A picker that says nothing for so long is taken for hung: 504. Shorter, and a busy node costs requests."""
     max_message_timeout_s: float = 900.0
     """Above the longest prefill leg, which the picker itself bounds."""
     connect_timeout_s: float = 1.0

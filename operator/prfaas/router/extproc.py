@@ -49,7 +49,7 @@ class ExternalProcessor:
             if not isinstance(message, ext_proc.ProcessingRequest):
                 return
             raw = message.request_body.body
-        # Before anything that takes time: Envoy takes a picker that is silent for a second for dead.
+        # Before anything that takes time: Envoy takes a picker that is silent for too long for hung.
         await context.write(self._extended)
         answer = await self._picker.complete(request, raw)
         await context.write(_response(answer, in_headers=message.HasField("request_headers")))
