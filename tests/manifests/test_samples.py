@@ -25,9 +25,7 @@ def document(path: str) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize(
-    "path", ["east/prfaascluster.yaml", "east/link.yaml", "west/pdcluster.yaml", "west/link.yaml"]
-)
+@pytest.mark.parametrize("path", ["east/prfaascluster.yaml", "east/link.yaml", "west/pdcluster.yaml", "west/link.yaml"])
 def test_a_sample_is_valid(path: str) -> None:
     sample = document(path)
     sample["metadata"]["namespace"] = "prfaas"  # as its kustomization sets it
