@@ -94,4 +94,5 @@ def plain_client(url: str, *, connect: float = 1.0, call: float = 1.0) -> KubeCl
     """A client over plain http, which no kubeconfig of ours would give."""
     configuration = Configuration()
     configuration.host = url
+    configuration.client_session_kwargs = {"trust_env": False}
     return KubeClient(ApiClient(configuration), Timeouts(connect, call))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prfaas.api.conditions import Condition, Reason, Type, timestamp
+from prfaas.api.conditions import REASONS, Condition, Reason, Type, timestamp
 from prfaas.api.exchange import PoolDocument
 from prfaas.api.inter_cluster_link import InterClusterLinkSpec
 from prfaas.links.contact import Connected, Contact, NotConnected, NotProbed
@@ -116,7 +116,7 @@ def _standing(kind: Type, before: Sequence[Condition]) -> Finding:
     if found is None:
         return Finding(kind, None, Reason.NOT_PROBED, "the peer has not been asked yet")
     status = {"True": True, "False": False, "Unknown": None}[found.status]
-    reason = next((each for each in Reason if each.value == found.reason), Reason.NOT_PROBED)
+    reason = next((each for each in REASONS[kind] if each.value == found.reason), Reason.NOT_PROBED)
     return Finding(kind, status, reason, found.message)
 
 
