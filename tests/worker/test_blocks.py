@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.worker.blocks import BlockPool
+from prfaas.worker.blocks import BlockPool, Blocks
 
 
 @given(st.lists(st.integers(-3, 80), max_size=50))
 def test_no_block_is_handed_out_twice(moves: list[int]) -> None:
     pool = BlockPool(20, 4)
-    held: list[list[int]] = []
+    held: list[Blocks] = []
     for move in moves:
         if move < 0 and held:
             pool.give_back(held.pop(move % len(held)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.worker.blocks import BlockPool
+from prfaas.worker.blocks import BlockPool, no_blocks
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence, State
 from tests.worker.rig import profile
 
@@ -238,7 +238,7 @@ def test_nothing_is_lost_whatever_happens(actions: list[tuple[str, int, int, flo
         for each in made:
             if each.holds_kv and each.state is State.FINISHED and each.blocks:
                 pool.give_back(each.blocks)
-                each.blocks = []
+                each.blocks = no_blocks()
         model.blocks_freed(now)
 
     for number, (action, prompt, tokens, delay) in enumerate(actions):

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import TypeAlias
+
+Blocks: TypeAlias = "array[int]"
+"""Block ids, four bytes each: a batch of long requests holds hundreds of thousands."""
+
+
+def no_blocks() -> Blocks:
+    """An empty list of blocks."""
+    return array("I")
+
 
 class BlockPool:
     """`total` blocks of `block_size` tokens. Ids are handed out low first, so that memory goes with the peak use."""
@@ -10,7 +21,7 @@ class BlockPool:
         if total < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks and tokens in them, got {total} of {block_size}")
         self.total, self.block_size = total, block_size
-        self._returned: list[int] = []
+        self._returned = no_blocks()
         self._untouched = 0
 
     def blocks_for(self, tokens: int) -> int:
@@ -22,7 +33,7 @@ class BlockPool:
         """Blocks in use."""
         return self._untouched - len(self._returned)
 
-    def take(self, tokens: int) -> list[int] | None:
+    def take(self, tokens: int) -> Blocks | None:
         """Blocks for so many tokens, None if there are not enough."""
         count = self.blocks_for(tokens)
         if count > self.total - self.used:
@@ -35,6 +46,6 @@ class BlockPool:
         self._untouched += fresh
         return blocks
 
-    def give_back(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: Blocks) -> None:
         """Blocks are free again."""
         self._returned.extend(blocks)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from prfaas.worker.blocks import BlockPool
+from prfaas.worker.blocks import BlockPool, no_blocks
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import KVTransfer, WorkerConfig
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
@@ -313,7 +313,7 @@ class Engine:
         transfer, sequence = self.config.kv_transfer, generation.sequence
         assert transfer is not None
         shown = (tuple(sequence.blocks[: self.pool.blocks_for(sequence.prompt_tokens)]),)
-        blocks, sequence.blocks = sequence.blocks, []
+        blocks, sequence.blocks = sequence.blocks, no_blocks()
         self.leases.grant(
             Lease(
                 request_id=sequence.request_id,

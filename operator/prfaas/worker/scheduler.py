@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from prfaas.api.profile import Profile
-from prfaas.worker.blocks import BlockPool
+from prfaas.worker.blocks import BlockPool, Blocks, no_blocks
 
 
 class State(enum.Enum):
@@ -47,7 +47,7 @@ class Sequence:
     holds_kv: bool = False
     """Its blocks are not freed when it is finished: a lease takes them over."""
     state: State = State.QUEUED
-    blocks: list[int] = field(default_factory=list)
+    blocks: Blocks = field(default_factory=no_blocks)
     started: float | None = None
     """When it got its slot: its prefill began, or, with KV from elsewhere, it joined the batch."""
     generated: int = 0
@@ -249,4 +249,4 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.blocks)
-        sequence.blocks = []
+        sequence.blocks = no_blocks()
