@@ -22,6 +22,7 @@ from prfaas.kube.resources import (
     Object,
     Resource,
 )
+from prfaas.links.registry import PeerRegistry
 from prfaas.operator.config import Config
 from prfaas.operator.routers import Routers
 from prfaas.operator.world import KINDS, Result, World, key_for
@@ -82,6 +83,7 @@ class Bench:
         reconcile: Callable[[World, Key], Awaitable[Result]],
         *,
         routers: Routers | None = None,
+        peers: PeerRegistry | None = None,
         epoch: int = 1,
     ) -> Bench:
         enqueued: list[Key] = []
@@ -91,6 +93,7 @@ class Bench:
             epoch,
             now=lambda: datetime.now(UTC),
             routers=routers or Routers(None),
+            peers=peers or PeerRegistry(client, enqueued.append),
             enqueue=enqueued.append,
         )
         return cls(server, client, namespace, reconcile, world, enqueued)

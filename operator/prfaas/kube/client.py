@@ -377,6 +377,9 @@ class KubeClient:
                 if response.content.at_eof():
                     response.release()
                 else:
+                    # A watch that is left early. A TLS goodbye would be waited for, from a server that may be gone.
+                    if response.connection is not None and response.connection.transport is not None:
+                        response.connection.transport.abort()
                     response.close()
         except (aiohttp.ClientError, ApiException, OSError) as error:
             raise Unreachable(_why(error), request=request) from error

@@ -14,7 +14,9 @@ from prfaas.api.exchange import PoolDocument, PublishedEndpoint, PublishedModel
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.errors import KubeError, NotFound
+from prfaas.kube.informer import Change, Informer
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, Key, Object
+from prfaas.links.document import document_name
 from prfaas.operator.world import KINDS, World
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import digest
@@ -49,7 +51,7 @@ async def publish(world: World, pool: Pool, *, paused: bool) -> Published:
 async def withdraw(world: World, key: Key) -> None:
     """Takes a pool's document back. Raises KubeError."""
     try:
-        await world.client.delete(CONFIG_MAP, document_name(key), world.config.exchange_namespace)
+        await world.client.delete(CONFIG_MAP, _name(key), world.config.exchange_namespace)
     except NotFound:
         return
 
@@ -65,6 +67,20 @@ async def sweep(world: World) -> None:
             await world.client.get(KINDS[key.kind], key.name, key.namespace)
         except NotFound:
             await withdraw(world, key)
+
+
+def watch(world: World) -> Informer:
+    """An informer, to be run, that has a pool looked at whose document was changed by somebody else."""
+
+    def changed(change: Change) -> None:
+        key = origin_of(change.new or change.old or {"metadata": {"name": ""}})
+        if key is not None:
+            world.enqueue(key)
+
+    selector = f"{labels.LABEL_MANAGED_BY}={labels.MANAGED_BY}"
+    informer = Informer(world.client, CONFIG_MAP, namespace=world.config.exchange_namespace, labels=selector)
+    informer.on_change(changed)
+    return informer
 
 
 def pool_document(cluster_id: str, pool: Pool, slices: Iterable[Object]) -> PoolDocument:
@@ -88,7 +104,7 @@ def config_map(namespace: str, document: PoolDocument) -> Object:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": document_name(key),
+            "name": _name(key),
             "namespace": namespace,
             "labels": {
                 labels.LABEL_NAME: f"{labels.PART_OF}-document",
@@ -100,11 +116,6 @@ def config_map(namespace: str, document: PoolDocument) -> Object:
         },
         "data": {labels.EXCHANGE_KEY: document.model_dump_json(by_alias=True, exclude_none=True)},
     }
-
-
-def document_name(key: Key) -> str:
-    """Name of a pool's ConfigMap: its origin, as `<kind>.<namespace>.<name>`."""
-    return f"{key.kind.lower()}.{key.namespace}.{key.name}"
 
 
 def origin_of(published: Object) -> Key | None:
@@ -119,9 +130,13 @@ def origin_of(published: Object) -> Key | None:
 
 def _origin_labels(key: Key) -> Mapping[str, str]:
     """What makes a document ours. A label holds 63 characters: a longer origin is cut, and told apart by a hash."""
-    origin = document_name(key)
+    origin = _name(key)
     short = origin if len(origin) <= 63 else f"{origin[:46]}-{digest(origin, 16)}"
     return {labels.KIND: key.kind.lower(), labels.ORIGIN: short}
+
+
+def _name(key: Key) -> str:
+    return document_name(key.kind, key.namespace, key.name)
 
 
 def _key_of(pool: Pool) -> Key:

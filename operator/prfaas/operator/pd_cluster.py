@@ -33,7 +33,7 @@ from prfaas.operator import exchange, pools
 from prfaas.operator.objects import fetch, parse
 from prfaas.operator.observed import Instances
 from prfaas.operator.policy import policy_in, wanted_policy
-from prfaas.operator.report import report
+from prfaas.operator.report import read_conditions, report
 from prfaas.operator.routers import router_addresses
 from prfaas.operator.verdicts import Verdict, conditions, pods_placed, serving, summary
 from prfaas.operator.world import Result, World
@@ -145,12 +145,14 @@ def _over_link(name: str, link: Object | None) -> Verdict:
     if link is None:
         return Verdict(kind, False, Reason.LINK_NOT_FOUND, f"there is no InterClusterLink {name} in this namespace")
     status = link.get("status") or {}
-    ready = find(status.get("conditions") or [], Type.READY)
-    if not status.get("endpoints"):
-        return Verdict(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"link {name}: no remote instance is known")
-    if ready is None or ready.status != "True":
+    found = read_conditions(link)
+    ready, mirrored = find(found, Type.READY), find(found, Type.ENDPOINTS_MIRRORED)
+    if mirrored is None or mirrored.status == "False":
         why = f": {ready.reason}" if ready else ""
         return Verdict(kind, False, Reason.LINK_NOT_READY, f"link {name} is not ready{why}")
+    if not status.get("endpoints"):
+        return Verdict(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"link {name}: no remote instance is known")
+    # Without contact to the peer the endpoints known last stay in use.
     return Verdict(kind, True, Reason.AVAILABLE)
 
 

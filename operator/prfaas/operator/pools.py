@@ -89,7 +89,7 @@ async def read(world: World, owner: Owner, spec: PoolSpec, kinds: Sequence[Resou
             if resource is not LEADER_WORKER_SET:
                 raise
     pods = (await world.client.list(POD, owner.namespace, labels=selector)).items
-    leftovers = frozenset(key_of(obj) for obj in objects if _belongs_to_another(obj, owner))
+    leftovers = frozenset(key_of(obj) for obj in objects if belongs_to_another(obj, owner))
     return Children(owner, tuple(objects), tuple(pods), leftovers)
 
 
@@ -128,7 +128,8 @@ async def remove_overdue(world: World, children: Children) -> float | None:
     return soonest
 
 
-def _belongs_to_another(obj: Object, owner: Owner) -> bool:
+def belongs_to_another(obj: Object, owner: Owner) -> bool:
+    """Whether an object is controlled by something else, such as an earlier object of the owner's name."""
     references = obj["metadata"].get("ownerReferences") or []
     return any(each.get("controller") and each.get("uid") != owner.uid for each in references)
 

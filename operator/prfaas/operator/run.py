@@ -21,7 +21,8 @@ from prfaas.kube.client import KubeClient, Timeouts
 from prfaas.kube.election import Elector, LeadershipLost
 from prfaas.kube.errors import BadCredentials, KubeError, NotFound
 from prfaas.kube.resources import LEADER_WORKER_SET, LEASE, Key
-from prfaas.operator import exchange
+from prfaas.links.registry import PeerRegistry
+from prfaas.operator import exchange, secrets
 from prfaas.operator.config import Config
 from prfaas.operator.handlers import register
 from prfaas.operator.health import Health, Metrics, serve
@@ -56,17 +57,26 @@ class _Process:
         self.health.leading = True
         queue: WorkQueue[Key] = WorkQueue()
         routers = Routers(self.config.router_token)
-        world = World.create(
-            self.client, self.config, epoch, now=lambda: datetime.now(UTC), routers=routers, enqueue=queue.add
-        )
         groups = await self._has_groups()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with PeerRegistry(self.client, queue.add) as peers, asyncio.TaskGroup() as tasks:
+                world = World.create(
+                    self.client,
+                    self.config,
+                    epoch,
+                    now=lambda: datetime.now(UTC),
+                    routers=routers,
+                    peers=peers,
+                    enqueue=queue.add,
+                )
                 background = [
                     tasks.create_task(work(queue, world, self.health, self.metrics)) for _ in range(self.config.workers)
                 ]
                 background.append(tasks.create_task(resync(queue, world, self.config.resync)))
                 background.append(tasks.create_task(self._begin(queue, world)))
+                secret_watch = secrets.watch(self.client, self.config.namespace, world.secrets, queue.add)
+                background.append(tasks.create_task(secret_watch.run()))
+                background.append(tasks.create_task(exchange.watch(world).run()))
                 background.append(tasks.create_task(self._gauge(queue)))
                 await self._kopf(queue, groups)
                 for task in background:

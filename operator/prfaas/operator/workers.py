@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from prfaas.kube.election import LeadershipLost
 from prfaas.kube.errors import KubeError, NamespaceTerminating
 from prfaas.kube.resources import Key
-from prfaas.operator import pd_cluster, prfaas_cluster
+from prfaas.operator import inter_cluster_link, pd_cluster, prfaas_cluster
 from prfaas.operator.health import Health, Metrics
 from prfaas.operator.queue import WorkQueue
 from prfaas.operator.world import KINDS, Result, World
@@ -20,6 +20,7 @@ Reconcile = Callable[[World, Key], Awaitable[Result]]
 RECONCILES: Mapping[str, Reconcile] = {
     "PrfaaSCluster": prfaas_cluster.reconcile,
     "PDCluster": pd_cluster.reconcile,
+    "InterClusterLink": inter_cluster_link.reconcile,
 }
 
 

@@ -9,8 +9,10 @@ from datetime import datetime
 from prfaas.kube.apply import Applier
 from prfaas.kube.client import KubeClient
 from prfaas.kube.resources import INTER_CLUSTER_LINK, PD_CLUSTER, PRFAAS_CLUSTER, Key
+from prfaas.links.registry import PeerRegistry
 from prfaas.operator.config import Config
 from prfaas.operator.routers import Routers
+from prfaas.operator.secrets import SecretUsers
 
 KINDS = {resource.kind: resource for resource in (PRFAAS_CLUSTER, PD_CLUSTER, INTER_CLUSTER_LINK)}
 
@@ -24,8 +26,10 @@ class World:
     epoch: int
     now: Callable[[], datetime]
     routers: Routers
+    peers: PeerRegistry
     enqueue: Callable[[Key], None]
     """Have another object reconciled, too."""
+    secrets: SecretUsers = field(default_factory=SecretUsers)
     appliers: Mapping[str, Applier] = field(default_factory=dict)
     """By kind: each kind's reconcile is a field manager of its own."""
 
@@ -38,11 +42,12 @@ class World:
         *,
         now: Callable[[], datetime],
         routers: Routers,
-        enqueue: Callable[[Key], None] = lambda _: None,
+        peers: PeerRegistry,
+        enqueue: Callable[[Key], None],
     ) -> World:
         """The world with one applier per kind. The field managers' names never change: they own the fields."""
         appliers = {kind: Applier(client, field_manager=f"prfaas-{kind.lower()}") for kind in KINDS}
-        return cls(client, config, epoch, now, routers, enqueue, appliers)
+        return cls(client, config, epoch, now, routers, peers, enqueue, appliers=appliers)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""Reconcile of an InterClusterLink: have the peer read, mirror its prefill endpoints, say how the link does.
+
+What the link's state is, and what is to be mirrored, `links.assess` says; here it is read, written and reported.
+Deleting a link needs no peer: what it mirrored is its child, and goes with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from prfaas.api import labels
+from prfaas.api.conditions import Type
+from prfaas.api.inter_cluster_link import InterClusterLink, InterClusterLinkStatus, PeerStatus
+from prfaas.api.kinds import KINDS as MODELS
+from prfaas.api.pd_cluster import PDCluster
+from prfaas.api.prfaas_cluster import PrfaaSCluster
+from prfaas.kube.apply import plan
+from prfaas.kube.errors import KubeError, NotFound
+from prfaas.kube.resources import ENDPOINT_SLICE, SECRET, SERVICE, Key, Object
+from prfaas.links.assess import Assessment, assess
+from prfaas.links.document import LocalEnd
+from prfaas.links.mirror import mirrored_objects
+from prfaas.operator.objects import fetch, parse
+from prfaas.operator.pools import LEFTOVER_SECONDS, OBSTACLE_SECONDS, belongs_to_another, without_conditions
+from prfaas.operator.report import read_conditions, report
+from prfaas.operator.verdicts import Obstacle, Verdict, conditions, summary, write_obstacle
+from prfaas.operator.world import KINDS, Result, World, key_for
+from prfaas.workloads.engine import compatibility_key
+from prfaas.workloads.meta import Owner, selector_text
+
+
+async def reconcile(world: World, key: Key) -> Result:
+    """Brings one InterClusterLink a step nearer to its spec. Raises KubeError when it should be tried again."""
+    live = await fetch(world, key)
+    if live is None:
+        world.peers.remove(key)
+        world.secrets.forget(key)
+        return Result()
+    link = await parse(world, live, InterClusterLink)
+    if link is None:
+        return Result()
+    before = read_conditions(live)
+    known = link.status.peer
+    assessment = assess(
+        link.spec,
+        world.peers.ensure(key, link.spec, await _kubeconfig(world, key, link)),
+        await _local_end(world, link),
+        before=before,
+        lost_since=known.lost_since if known else None,
+    )
+    wrote = await _mirror(world, link, assessment)
+    found = [Verdict(each.type, each.status, each.reason, each.message) for each in assessment.findings]
+    needed = [each for each in found if each.type is not Type.ENCRYPTED]
+    verdicts = [
+        *summary(needed, obstacle=wrote.obstacle, paused=link.spec.paused, progressing=False),
+        *found,
+    ]
+    status = InterClusterLinkStatus(
+        observed_generation=link.metadata.generation,
+        peer=PeerStatus(
+            cluster_id=assessment.cluster_id or (known.cluster_id if known else None),
+            version=assessment.version or (known.version if known else None),
+            lost_since=assessment.lost_since,
+        ),
+        endpoints=wrote.endpoints,
+    )
+    observed = conditions(verdicts, link.metadata.generation, world.now())
+    if await report(world, live, without_conditions(status), observed) and link.spec.local.kind == "PDCluster":
+        world.enqueue(key_for("PDCluster", key.namespace, link.spec.local.name))
+    if wrote.retry is not None and wrote.obstacle is None:
+        raise wrote.retry
+    return Result(wrote.again_after)
+
+
+class _Wrote:
+    """What mirroring did: endpoints that are mirrored now, and what stood in the way."""
+
+    def __init__(self, slices: Sequence[Object]) -> None:
+        self.endpoints = sum(len(each.get("endpoints") or []) for each in slices)
+        self.obstacle: Obstacle | None = None
+        self.retry: KubeError | None = None
+        self.again_after: float | None = None
+
+
+async def _mirror(world: World, link: InterClusterLink, assessment: Assessment) -> _Wrote:
+    """Makes the Service and EndpointSlices hold what the assessment says; None leaves them as they are."""
+    owner = Owner.of(link)
+    ours = {labels.KIND: owner.kind.lower(), labels.LINK: owner.name, labels.LABEL_MANAGED_BY: labels.MANAGED_BY}
+    current = [
+        obj
+        for resource in (SERVICE, ENDPOINT_SLICE)
+        for obj in (await world.client.list(resource, owner.namespace, labels=selector_text(ours))).items
+    ]
+    slices = [obj for obj in current if obj["kind"] == ENDPOINT_SLICE.kind]
+    if link.spec.paused or assessment.mirror is None:
+        return _Wrote(slices)
+    if any(belongs_to_another(obj, owner) for obj in current):
+        wrote = _Wrote(slices)
+        wrote.again_after = LEFTOVER_SECONDS
+        return wrote
+    wanted = mirrored_objects(
+        owner.name,
+        owner.namespace,
+        assessment.mirror.endpoints,
+        compatibility_key=assessment.compatibility_key,
+        owner_labels={**ours, labels.LABEL_NAME: f"{labels.PART_OF}-mirror", labels.LABEL_INSTANCE: owner.name},
+        owner_reference=owner.reference,
+    )
+    if link.spec.remote.kind != "PrfaaSCluster":
+        wanted = []
+    outcome = await world.appliers[owner.kind].execute(plan(current, wanted), owner=ours)
+    wrote = _Wrote([obj for obj in wanted if obj["kind"] == ENDPOINT_SLICE.kind])
+    wrote.obstacle = write_obstacle(outcome.failed.values())
+    wrote.retry = next(iter(outcome.failed.values()), None)
+    wrote.again_after = OBSTACLE_SECONDS if wrote.obstacle else None
+    return wrote
+
+
+async def _kubeconfig(world: World, key: Key, link: InterClusterLink) -> bytes | None:
+    """The kubeconfig in the link's Secret; None where it, or the key in it, is not there."""
+    reference = link.spec.peer.source.kube_config_secret_ref
+    world.secrets.uses(key, reference.name if reference else None)
+    if reference is None:
+        return None
+    try:
+        secret = await world.client.get(SECRET, reference.name, world.config.namespace)
+        return base64.b64decode((secret.get("data") or {})[reference.key])
+    except (NotFound, KeyError, binascii.Error):
+        return None
+
+
+async def _local_end(world: World, link: InterClusterLink) -> LocalEnd | None:
+    """What the pool at this end needs of the other; None when there is no such pool, or none that can be read."""
+    local = link.spec.local
+    try:
+        live = await world.client.get(KINDS[local.kind], local.name, link.metadata.namespace)
+        pool = MODELS[local.kind].model_validate(live)
+    except (NotFound, ValidationError):
+        return None
+    assert isinstance(pool, PrfaaSCluster | PDCluster)
+    model = pool.spec.model
+    return LocalEnd(model=model.name, revision=model.revision, compatibility_key=compatibility_key(pool.spec))
