@@ -190,6 +190,12 @@ OF_LINK = [
     ),
     Case(
         LINK,
+        "encryption.control may be None only with peer.source.local: another API server is read over TLS alone",
+        {"spec.peer.source": {"local": {}}, "spec.encryption.control": "None"},
+        {"spec.encryption.control": "None"},
+    ),
+    Case(
+        LINK,
         "period must be at least 1s",
         {"spec.probe.period": "1s", "spec.probe.timeout": "1s"},
         {"spec.probe.period": "0s"},

@@ -128,6 +128,12 @@ class Probe(Ruled):
     "a link joins a PrfaaSCluster and a PDCluster: local.kind and remote.kind must differ",
     holds=lambda spec: spec.local.kind != spec.remote.kind,
 )
+@rule(
+    "self.encryption.control == 'MutualTLS' || has(self.peer.source.local)",
+    "encryption.control may be None only with peer.source.local: another API server is read over TLS alone",
+    holds=lambda spec: spec.encryption.control == "MutualTLS" or spec.peer.source.local is not None,
+    field_path=".encryption.control",
+)
 @rule("self.local == oldSelf.local", "local cannot be changed: make another link", field_path=".local")
 @rule("self.remote == oldSelf.remote", "remote cannot be changed: make another link", field_path=".remote")
 class InterClusterLinkSpec(Ruled):

@@ -63,9 +63,7 @@ class PrfaaSCluster(ApiObject):
             Column("Accelerator", ".spec.nodePool.accelerator", "Accelerator of the pool.", priority=1),
             Column("Model", ".spec.model.name", "Model served.", priority=1),
             Column("Updated", ".status.updatedInstances", "Instances of the newest revision.", "integer", priority=1),
-            Column(
-                "Draining", ".status.drainingInstances", "Instances leaving service.", "integer", priority=1
-            ),
+            Column("Draining", ".status.drainingInstances", "Instances leaving service.", "integer", priority=1),
             AGE_COLUMN,
         ),
         scale=Scale(".spec.instances", ".status.instances", ".status.selector"),
