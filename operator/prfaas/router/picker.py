@@ -160,6 +160,7 @@ class Picker:
         entry.reason = NOT_ROUTED
         found = choose_decode(self.pools(), self.ledger.load(), key=request.stream_id, exclude=past.decode)
         if found is None:
+            entry.repeated = request.attempt > 1
             return answers.error(503, "NoDecodeInstance", "No decode instance is ready. Try again later.")
         self.ledger.hold(entry, found.address)
         self.ledger.remember(request.stream_id, Past(decode=past.decode | {found.address}))
@@ -167,7 +168,8 @@ class Picker:
 
     def health(self, request: Request) -> Reply:
         """Whether a completions request could be served at all."""
-        self.ledger.begin((request.stream_id, request.attempt), request.path).reason = NOT_ROUTED
+        entry = self.ledger.begin((request.stream_id, request.attempt), request.path)
+        entry.reason, entry.repeated = NOT_ROUTED, request.attempt > 1
         if self.policies.current is None or not self.synced():
             return answers.error(503, NO_POLICY, "The router has no routing policy yet.")
         if not self.pools().decode:
