@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from prfaas.worker.kv import pull, serve
 from prfaas.worker.kv.params import blocks_digest
 from prfaas.worker.kv.payload import Checksum, payload_chunks
-from prfaas.worker.kv.wire import Kind
+from prfaas.worker.kv.wire import Connection, Kind, WireError
 from prfaas.worker.oracle import answer, expected_text, last_token, prompt_state
 from tests.worker.relay import Frames, relaying, unchanged
 from tests.worker.rig import MODEL, ManualClock, config, facts, profile, serving, until
@@ -453,6 +454,55 @@ async def test_a_release_that_cannot_be_delivered_is_counted() -> None:
         await west.post("/v1/completions", {"prompt": "", "kv_transfer_params": kv})
         await until(lambda: not west.worker.engine._background, "release tried")
         assert await west.metric("vllm:nixl_num_failed_notifications_total") == 1
+
+
+async def test_a_draining_decode_worker_frees_the_prefill_side() -> None:
+    async with serving(PREFILL, DECODE) as (east, west):
+        kv = await east.prefill(PROMPT)
+        await west.worker.engine.drain(0)
+        _, body = await west.complete(PROMPT, kv_transfer_params=kv)
+        assert body["choices"][0]["finish_reason"] == "abort"
+        await until(lambda: east.worker.engine.pool.used == 0, "prefill side told")
+
+
+# A line that is cut, a peer that says nothing.
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "no..such..host"])
+async def test_a_host_that_cannot_be_reached_fails_loudly(host: str) -> None:
+    async with serving(PREFILL, DECODE) as (east, west):
+        kv = await east.prefill(PROMPT)
+        assert failed(await west.complete(PROMPT, kv_transfer_params=kv | {"remote_host": host}))
+
+
+@pytest.mark.parametrize("silent_from", [Kind.WELCOME, Kind.START, Kind.DATA, Kind.CHECKSUM])
+async def test_a_transfer_that_stalls_fails_in_bounded_time(silent_from: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "HANDSHAKE_SECONDS", 0.2)
+    async with serving(PREFILL, DECODE) as (east, west):
+        engine = west.worker.engine
+        monkeypatch.setattr(engine, "_puller", replace(engine._puller, stall_seconds=0.2))
+        kv = await east.prefill(PROMPT)
+
+        def fall_silent(kind: Kind, body: bytes) -> Frames:
+            return [] if kind >= silent_from else [(kind, body)]
+
+        async with relaying(kv["remote_port"], to_decode=fall_silent) as relay:
+            assert failed(await west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))
+        assert await west.metric("vllm:nixl_num_failed_transfers_total") == 1
+
+
+async def test_a_reader_that_falls_silent_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "SILENCE_SECONDS", 0.1)
+    async with serving(config("kv_producer", lease=30)) as (east,):
+        transfer = east.worker.config.kv_transfer
+        assert transfer is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", east.worker.engine.kv_port)
+        connection = Connection(reader, writer)
+        connection.send_json(Kind.HELLO, engine=transfer.engine_id, compatibility=east.worker.config.compatibility)
+        await connection.expect(Kind.WELCOME)
+        with pytest.raises(WireError):
+            await asyncio.wait_for(connection.expect(Kind.START), 5)
+        connection.abort()
 
 
 async def test_garbage_on_the_kv_port_harms_nobody() -> None:

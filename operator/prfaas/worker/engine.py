@@ -130,6 +130,7 @@ class Engine:
         sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now)
         generation = Generation(sequence, ask.max_tokens, ask.stop, last_token(ask.prompt))
         if self._draining:
+            self.release_refused(ask.kv_params)
             self._end(generation, "abort", now)
             return generation
         try:

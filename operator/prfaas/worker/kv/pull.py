@@ -86,7 +86,7 @@ class Puller:
     async def _open(self, remote: RemoteBlocks) -> Connection:
         try:
             reader, writer = await _within(HANDSHAKE_SECONDS, asyncio.open_connection(remote.host, remote.port))
-        except (OSError, WireError) as error:
+        except (OSError, UnicodeError, WireError) as error:  # UnicodeError: no host has such a name
             raise TransferError(f"no connection to {remote.host}:{remote.port}: {error}") from error
         connection = Connection(reader, writer)
         try:
