@@ -1,20 +1,26 @@
-"""A field that is there works: whatever of a pool's spec changes, something that the operator does changes with it."""
+"""A field that is there works: whatever of a spec changes, something that the operator does changes with it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from prfaas.api import labels
+from prfaas.api.conditions import Reason
 from prfaas.api.crd import object_schema
+from prfaas.api.inter_cluster_link import InterClusterLink
 from prfaas.api.kinds import KINDS
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.api.schema import leaves
+from prfaas.kube.kubeconfig import Credentials, write_kubeconfig
+from prfaas.links.assess import assess
+from prfaas.links.peer import PeerSnapshot, peer_config
 from prfaas.operator.policy import wanted_policy
 from prfaas.workloads import wanted
 from prfaas.workloads.engine import compatibility_key
@@ -24,6 +30,17 @@ from tests.api.documents import Document, example
 
 SETTINGS = RouterSettings(operator_image="operator", envoy_image="envoy", cluster_role="router")
 ELSEWHERE = {
+    "spec.network.line": "a column of `kubectl get`: test_kubectl.py",
+    "spec.network.capacity": "a column of `kubectl get`: test_kubectl.py",
+    "spec.network.external.[*]": "for people alone, as its description says",
+    "spec.local.kind": "cannot change without remote.kind: tests of links",
+    "spec.remote.kind": "cannot change without local.kind: tests of links",
+    "spec.encryption.control": "cannot change without peer.source: tests of links",
+    "spec.encryption.requests": "one value so far",
+    "spec.encryption.kv": "one value so far",
+    "spec.peer.source.local": "what it excludes is tried instead; as a whole: tests of links",
+    "spec.peer.source.kubeConfigSecretRef.name": "the reconcile: tests of the operator",
+    "spec.peer.source.kubeConfigSecretRef.key": "the reconcile: tests of the operator",
     "spec.paused": "the reconcile: tests of the operator",
     "spec.engine.connector": "one value so far",
     "spec.nodePool.accelerator": "a column of `kubectl get`: test_kubectl.py",
@@ -34,12 +51,18 @@ ELSEWHERE = {
     "spec.pool.decode.min": "a bound: test_pools.py",
     "spec.pool.decode.max": "a bound: test_pools.py",
 }
-"""Fields whose effect is not in the objects wanted, and what proves it."""
+"""Fields whose effect is not in what pure functions make of a spec, and where it is."""
+KUBECONFIG = write_kubeconfig(Credentials("https://peer.example.com", token="secret"), name="peer", namespace="x")
 
 
 def effects(document: Document) -> Any:
-    """All that the operator makes of a pool: counts, objects, policy, and the key that peers compare."""
+    """All that the operator makes of a spec: of a pool counts, objects, policy and the key that peers compare; of a
+    link how its peer is read, and what is said about it."""
     cluster = KINDS[document["kind"]].model_validate(document)
+    if isinstance(cluster, InterClusterLink):
+        reading = peer_config(cluster.spec, KUBECONFIG.encode())
+        lost = PeerSnapshot.without_contact(Reason.UNREACHABLE, "", datetime(2026, 1, 2, tzinfo=UTC))
+        return reading, assess(cluster.spec, lost, None).findings
     owner = Owner.of(cluster)
     if isinstance(cluster, PrfaaSCluster):
         instances = {"full-0": labels.ROLE_PREFILL}
@@ -64,7 +87,7 @@ def other_values(value: Any, schema: dict[str, Any]) -> Iterator[Any]:
     elif "enum" in schema:
         yield from (each for each in schema["enum"] if each != value)
     else:
-        yield from (f"{value}x", "7m", "7", "7Gi")
+        yield from (f"{value}x", "7m", "3s", "7", "7Gi")
 
 
 def pairs_at(document: Document, place: tuple[Any, ...], schema: dict[str, Any]) -> Iterator[tuple[Document, Document]]:
@@ -116,8 +139,8 @@ def places(value: Any, path: tuple[str, ...], so_far: tuple[Any, ...] = ()) -> I
 
 
 def fields() -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """Kind, path and schema of every field of both pools."""
-    for kind in ("PrfaaSCluster", "PDCluster"):
+    """Kind, path and schema of every field."""
+    for kind in KINDS:
         for path, schema in leaves(object_schema(KINDS[kind])["properties"]["spec"], ("spec",)):
             yield kind, path, schema
 
