@@ -33,9 +33,9 @@ ELSEWHERE = {
     "spec.network.line": "a column of `kubectl get`: test_kubectl.py",
     "spec.network.capacity": "a column of `kubectl get`: test_kubectl.py",
     "spec.network.external.[*]": "for people alone, as its description says",
-    "spec.local.kind": "cannot change without remote.kind: tests of links",
-    "spec.remote.kind": "cannot change without local.kind: tests of links",
-    "spec.encryption.control": "cannot change without peer.source: tests of links",
+    "spec.local.kind": "changes with remote.kind alone: below",
+    "spec.remote.kind": "changes with local.kind alone: below",
+    "spec.encryption.control": "changes with peer.source alone: below",
     "spec.encryption.requests": "one value so far",
     "spec.encryption.kv": "one value so far",
     "spec.peer.source.local": "what it excludes is tried instead; as a whole: tests of links",
@@ -157,3 +157,20 @@ def test_a_change_of_the_field_changes_something(kind: str, path: tuple[str, ...
 
     assert pairs, "no other value fits anywhere"
     assert all(effects(before) != effects(after) for before, after in pairs)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"spec.local.kind": "PrfaaSCluster", "spec.remote.kind": "PDCluster"}),
+        (
+            {"spec.peer.source": {"local": {}}},
+            {"spec.peer.source": {"local": {}}, "spec.encryption.control": "None"},
+        ),
+    ],
+    ids=["kinds", "encryption.control"],
+)
+def test_a_change_of_fields_that_go_together_changes_something(before: Document, after: Document) -> None:
+    placed = {"metadata.namespace": "default", "metadata.uid": "uid"}
+
+    assert effects(example("InterClusterLink", before | placed)) != effects(example("InterClusterLink", after | placed))
