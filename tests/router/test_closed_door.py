@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from e2e.local_router import EnvoyProcess, PickerProcess, picker_process
+from e2e.local_router import EnvoyProcess, PickerProcess, envoy, picker_process
 from prfaas.router.picker import Picker, Request
 from prfaas.routing.world import Endpoint, Pools
 from tests.router.rig import (
     DEADLINE,
     LINK,
+    MAX_BODY,
     Engine,
     Gate,
     Rig,
     engine,
+    good,
     policy,
+    rig,
+    silent,
     until,
 )
 
@@ -174,3 +181,22 @@ async def test_streams_outlive_the_picker_and_a_new_picker_serves(running_envoy:
         assert await response.content.read() == b"data: 1\n\ndata: 2\n\n"
     async with world(running_envoy) as w:
         assert (await w.post())[0] == 200
+
+
+async def test_when_envoy_restarts_its_lost_streams_are_forgotten_and_the_endpoints_are_not(tmp_path: Path) -> None:
+    async with engine("p") as p, engine("d", silent) as d:
+        with envoy(tmp_path, max_body_bytes=MAX_BODY) as first:
+            async with rig(first) as router:
+                await router.use((p.endpoint,), (d.endpoint,))
+                lost = asyncio.create_task(router.post(router.short))
+                await until("it is decoded", lambda: d.calls)
+                os.kill(first.pid, signal.SIGKILL)
+                with pytest.raises(aiohttp.ClientError):
+                    await lost
+                assert router.process.ledger.in_flight[d.endpoint.address] <= 1
+                with envoy(tmp_path, max_body_bytes=MAX_BODY) as second:
+                    await second.knows({d.endpoint.address})
+                    d.script = good
+                    async with router.session.post(second.url + "/v1/completions", data=b'{"prompt": "x"}') as response:
+                        assert response.status == 200
+                    await router.idle()

@@ -43,7 +43,9 @@ def put(server: ApiServer, path: str, body: dict[str, Any]) -> None:
     assert answer.status in (200, 201), answer.message
 
 
-def endpoint_slice(namespace: str, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "") -> Any:
+def endpoint_slice(
+    namespace: str, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = ""
+) -> Any:
     marks = {"kubernetes.io/service-name": service, labels.LABEL_PART_OF: labels.PART_OF}
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -52,6 +54,7 @@ def endpoint_slice(namespace: str, service: str, *endpoints: Endpoint, ready: bo
             "name": f"{service}-1",
             "namespace": namespace,
             "labels": marks | ({labels.LINK: link} if link else {}),
+            "annotations": {labels.COMPATIBILITY_KEY: key} if key else {},
         },
         "addressType": "IPv4",
         # A slice has one port: here, one engine.
@@ -67,8 +70,8 @@ class Cluster:
     server: ApiServer
     namespace: str
 
-    def service(self, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "") -> None:
-        body = endpoint_slice(self.namespace, service, *endpoints, ready=ready, link=link)
+    def service(self, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = "") -> None:
+        body = endpoint_slice(self.namespace, service, *endpoints, ready=ready, link=link, key=key)
         put(self.server, f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices/{service}-1", body)
 
     def policy(self, document: RoutingPolicy | str) -> None:
@@ -147,6 +150,10 @@ class Running:
         url = f"{self.envoy.url}/v1/completions"
         async with self.session.post(url, json={"prompt": prompt}) as response:
             return response.status, response.headers.get("x-prfaas-decision", ""), json.loads(await response.read())
+
+    async def decides(self, decision: str) -> bool:
+        """Whether a long prompt is decided so now."""
+        return (await self.post("y" * 4000))[1] == decision
 
     async def put_policy(self, document: RoutingPolicy, token: str) -> int:
         headers = {"authorization": f"Bearer {token}"}
@@ -228,6 +235,25 @@ async def test_a_router_finds_everything_by_itself(
             lambda: router.metric('prfaas_router_policies_total{result="Invalid",source="configmap"} 1.0'),
         )
         assert (await router.post("y" * 4000))[1] == "local; reason=Short", "the last good one stays in force"
+
+
+async def test_a_mirrored_instance_of_another_kv_layout_is_not_used_until_it_fits(
+    cluster: Cluster, running_envoy: EnvoyProcess, tmp_path: Path
+) -> None:
+    host = own_address()
+    async with (
+        engine("p", host=host) as p,
+        engine("d", host=host) as d,
+        engine("e", host=host) as e,
+        running(cluster, running_envoy, tmp_path) as router,
+    ):
+        cluster.service("west-prefill", p.endpoint)
+        cluster.service("west-decode", d.endpoint)
+        cluster.service("to-east-remote-prefill", e.endpoint, link=LINK, key="old")
+        cluster.policy(policy(compatibility_key="new"))
+        await until("it serves", lambda: router.decides("local; reason=RemoteUnavailable"))
+        cluster.service("to-east-remote-prefill", e.endpoint, link=LINK, key="new")
+        await until("the link is used", lambda: router.decides(f"remote; link={LINK}; reason=Long"))
 
 
 async def test_an_instance_whose_slice_says_not_ready_is_out_within_two_seconds(

@@ -38,7 +38,6 @@ class KubernetesSource:
         self._slices.on_state(self._state)
         self._callbacks: list[Callable[[], None]] = []
         self._pools = Pools()
-        self._told = False
 
     @property
     def synced(self) -> bool:
@@ -65,10 +64,7 @@ class KubernetesSource:
         self._read()
 
     def _read(self) -> None:
-        pools = read_pools(self._slices.items.values(), self._cluster)
-        if pools == self._pools and self._told:
-            return
-        self._pools, self._told = pools, True
+        self._pools = read_pools(self._slices.items.values(), self._cluster)
         for callback in self._callbacks:
             callback()
 

@@ -30,6 +30,7 @@ from prfaas.router.metrics import Metrics
 from prfaas.router.picker import Picker
 from prfaas.router.policies import PolicyStore
 from prfaas.router.prefill import LegTimes, PrefillClient
+from prfaas.routing.world import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class RouterProcess:
         )
         self.admin_port = settings.admin_port
         """The port in use; differs from the setting when that is 0."""
+        self._listed: tuple[Endpoint, ...] | None = None
+        """What Envoy's list holds, as far as this process wrote it."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -120,7 +123,9 @@ class RouterProcess:
         if not self._source.synced:
             return  # an Envoy that runs keeps the list of the picker before us
         pools = self._source.pools
-        eds.write(self._settings.run_dir, pools.decode)
+        if pools.decode != self._listed:
+            eds.write(self._settings.run_dir, pools.decode)
+            self._listed = pools.decode
         listed = [*pools.prefill, *pools.decode, *(endpoint for found in pools.remote.values() for endpoint in found)]
         self.ledger.retain(endpoint.address for endpoint in listed)
 
