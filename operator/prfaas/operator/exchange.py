@@ -23,6 +23,8 @@ from prfaas.workloads.meta import digest
 
 Pool = PrfaaSCluster | PDCluster
 SERVICE_LABEL = "kubernetes.io/service-name"
+RETRY_SECONDS = 10.0
+"""When to try again to publish what could not be."""
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,17 @@ async def reconcile(world: World, key: Key) -> Result:
         spec,
         desired,
         build=lambda children, step: wanted.pd_cluster(
-            owner, spec, step.apply, world.config.routers, wanted_policy(cluster, _committed(children), world.epoch)
+            owner,
+            spec,
+            step.apply,
+            world.config.routers,
+            wanted_policy(cluster, _committed(children), world.epoch, world.routers.newest(owner.uid)),
         ),
         kinds=(CONFIG_MAP, SERVICE_ACCOUNT, ROLE_BINDING),
     )
     seen = took.children.instances
     frozen = spec.paused or took.step is None
-    await exchange.publish(world, cluster, paused=frozen)
+    published = await exchange.publish(world, cluster, paused=frozen)
     routers = [pod for pod in took.children.pods if _is_router(pod)]
     addresses = router_addresses(routers)
     policy = _committed(took.children)
@@ -102,9 +106,9 @@ async def reconcile(world: World, key: Key) -> Result:
     observed = conditions(verdicts, cluster.metadata.generation, world.now())
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
-    if synced < len(addresses) and not frozen:
-        return took.finish(ROUTER_RETRY_SECONDS)
-    return took.finish()
+    waits = [exchange.RETRY_SECONDS] if not published.ok else []
+    waits += [ROUTER_RETRY_SECONDS] if synced < len(addresses) and not frozen else []
+    return took.finish(*waits)
 
 
 def router_ready(deployment: Object | None, replicas: int) -> Verdict:

@@ -148,12 +148,11 @@ class Took:
     """A write that failed and may succeed when tried again."""
     again_after: float | None = None
 
-    def finish(self, again_after: float | None = None) -> Result:
-        """How the reconcile ends, with another reason to come back. Raises the error that trying again may cure."""
+    def finish(self, *waits: float) -> Result:
+        """How the reconcile ends, with other reasons to come back. Raises the error that trying again may cure."""
         if self.retry is not None and self.obstacle is None:
             raise self.retry
-        waits = [wait for wait in (self.again_after, again_after) if wait is not None]
-        return Result(min(waits, default=None))
+        return Result(min([*waits, *([self.again_after] if self.again_after is not None else [])], default=None))
 
 
 async def take_step(

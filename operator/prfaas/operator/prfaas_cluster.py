@@ -66,4 +66,4 @@ async def reconcile(world: World, key: Key) -> Result:
     observed = conditions(verdicts, cluster.metadata.generation, world.now())
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
-    return took.finish()
+    return took.finish() if published.ok else took.finish(exchange.RETRY_SECONDS)

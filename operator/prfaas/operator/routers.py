@@ -43,6 +43,11 @@ class Routers:
         self._token = token
         self._port = port
         self._session: aiohttp.ClientSession | None = None
+        self._newest: dict[str, tuple[int, int]] = {}
+
+    def newest(self, pd_cluster_uid: str) -> tuple[int, int]:
+        """The newest (epoch, version) that a router of that PDCluster ever said it uses, as far as we remember."""
+        return self._newest.get(pd_cluster_uid, (0, 0))
 
     async def close(self) -> None:
         if self._session is not None:
@@ -57,14 +62,22 @@ class Routers:
         if self._token is None:
             return False
         try:
-            if _uses(await self._ask("GET", address), policy):
+            answer = await self._ask("GET", address)
+            if _uses(answer, policy):
                 return True
+            self._remember(answer, policy.pd_cluster_uid)
             return put and _uses(await self._ask("PUT", address, policy.to_wire()), policy)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return False
 
+    def _remember(self, answer: Any, uid: str) -> None:
+        if isinstance(answer, dict) and answer.get("pdClusterUID") == uid:
+            order = answer.get("epoch"), answer.get("version")
+            if all(isinstance(each, int) for each in order):
+                self._newest[uid] = max(self.newest(uid), (int(answer["epoch"]), int(answer["version"])))
+
     async def _ask(self, method: str, address: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON that a router answers, whatever the status: a refused document still says what is in force."""
+        """The JSON that a router answers, whatever the status."""
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False)
         assert self._token is not None

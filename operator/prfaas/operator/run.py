@@ -29,7 +29,7 @@ from prfaas.operator.health import Health, Metrics, serve
 from prfaas.operator.queue import WorkQueue
 from prfaas.operator.routers import Routers
 from prfaas.operator.settings import kopf_settings
-from prfaas.operator.workers import everything, resync, work
+from prfaas.operator.workers import look_at_everything, resync, work
 from prfaas.operator.world import KINDS, World
 
 log = logging.getLogger("prfaas.operator")
@@ -85,14 +85,8 @@ class _Process:
             await routers.close()
 
     async def _begin(self, queue: WorkQueue[Key], world: World) -> None:
-        """What there is already, and what a predecessor may have left in the exchange."""
-        for key in await everything(world):
-            queue.add(key)
+        await look_at_everything(queue, world)
         self.health.synced = True
-        try:
-            await exchange.sweep(world)
-        except KubeError as error:
-            log.warning("exchange not swept: %s", error)
 
     async def _gauge(self, queue: WorkQueue[Key]) -> None:
         while True:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import kopf
 
+from prfaas.kube.resources import LEADER_WORKER_SET
 from prfaas.operator.handlers import CHILD_KINDS, OURS
 
 
@@ -36,7 +37,7 @@ def kopf_settings(identity: str) -> kopf.OperatorSettings:
     settings.watching.client_timeout = 310.0
     settings.watching.inactivity_timeout = 70.0
     settings.watching.reconnect_backoff = 1.0
-    for resource in CHILD_KINDS:
+    for resource in (*CHILD_KINDS, LEADER_WORKER_SET):
         settings.watching.label_selectors[resource.group, resource.plural] = OURS
     settings.queueing.error_delays = (1, 2, 5, 10, 30, 60)
     settings.queueing.exit_timeout = 2.0

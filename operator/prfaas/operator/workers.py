@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from prfaas.kube.election import LeadershipLost
 from prfaas.kube.errors import KubeError, NamespaceTerminating
 from prfaas.kube.resources import Key
-from prfaas.operator import inter_cluster_link, pd_cluster, prfaas_cluster
+from prfaas.operator import exchange, inter_cluster_link, pd_cluster, prfaas_cluster
 from prfaas.operator.health import Health, Metrics
 from prfaas.operator.queue import WorkQueue
 from prfaas.operator.world import KINDS, Result, World
@@ -63,8 +63,17 @@ async def resync(queue: WorkQueue[Key], world: World, period: float) -> None:
     """Puts every object of ours into the queue each `period` seconds, so that a lost event does not matter."""
     while True:
         await asyncio.sleep(period)
-        for key in await everything(world):
-            queue.add(key)
+        await look_at_everything(queue, world)
+
+
+async def look_at_everything(queue: WorkQueue[Key], world: World) -> None:
+    """Puts every object of ours into the queue, and sweeps what deleted ones have left in the exchange."""
+    for key in await everything(world):
+        queue.add(key)
+    try:
+        await exchange.sweep(world)
+    except KubeError as error:
+        log.warning("exchange not swept: %s", error)
 
 
 async def everything(world: World) -> list[Key]:
