@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import kopf
 
@@ -100,6 +101,8 @@ class _Process:
             kopf.operator(
                 registry=register(queue.add, self.client, groups=groups),
                 settings=kopf_settings(self.config.identity),
+                # Without one Kopf asks for the name of the user, and a container's user has none.
+                identity=cast("Any", self.config.identity),
                 clusterwide=not self.config.namespaces,
                 namespaces=self.config.namespaces,
                 standalone=True,
