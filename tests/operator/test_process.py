@@ -165,6 +165,30 @@ async def test_a_leader_that_was_frozen_writes_nothing_and_ends(bench: Bench, st
     assert sorted(name for name in created if name) == ["east-0", "east-1", "east-2"]
 
 
+async def test_kopf_itself_writes_nothing(bench: Bench, start: Start) -> None:
+    start()
+    await bench.place(KIND, "east", here.PRFAAS_CLUSTER)
+    await becomes_ready(bench, KIND, "east")
+    agents = {event.agent.split("/")[0] for event in bench.server.audit.writes(0, bench.namespace)}
+    assert "prfaas-operator" in agents
+    assert not any("kopf" in agent.lower() for agent in agents)
+    metadata = (await bench.own(KIND, "east"))["metadata"]
+    assert not metadata.get("annotations")
+    assert not metadata.get("finalizers")
+
+
+async def test_a_candidate_ends_when_told_and_leaves_the_lease_alone(bench: Bench, start: Start) -> None:
+    first = start("first")
+    await eventually(first.leads)
+    second = start("second")
+    await second.ready()
+    second.signal(signal.SIGTERM)
+    assert await second.ended() == 0
+    assert await first.leads()
+    lease = await bench.client.get(LEASE, "prfaas-operator", f"{bench.namespace}-system")
+    assert lease["spec"]["holderIdentity"].startswith("first_")
+
+
 async def test_a_poisoned_object_is_contained(bench: Bench, start: Start) -> None:
     """What the schema let through must not spread."""
     start()
