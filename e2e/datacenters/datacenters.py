@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import json
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from e2e.datacenters import addresses, border, kind, oci_wrapper
+from e2e.datacenters import addresses, border, kind, oci, oci_wrapper
 from e2e.datacenters.build import tool
 from e2e.datacenters.cache import Log, cache_root, elapsed, locked, progress, remove, say, versions
 from e2e.datacenters.docker import Docker, DockerError, PrivateDaemon, state_root, users_daemon
@@ -350,21 +351,34 @@ class Datacenters:
             self._settle(docker, owner)
 
     def load(self, archive: Path) -> None:
-        """Load an image archive (OCI or docker save) into every node that runs workloads."""
+        """Load an OCI image archive of ours into every node that runs workloads, as far as each lacks it."""
         docker = self._docker()
-        command = ["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--discard-unpacked-layers", "-"]
+        ctr = ("ctr", "--namespace", "k8s.io")
+        content = oci.read_archive(archive)
 
         def load_into(node: str) -> None:
-            with archive.open("rb") as source:
-                arguments = docker.command("exec", "-i", node, *command)
-                done = subprocess.run(
-                    arguments, env=docker.environment(), stdin=source, capture_output=True, check=False
+            listed = docker.exec(node, *ctr, "images", "list").splitlines()
+            held = {(fields[0], fields[2]) for fields in map(str.split, listed) if len(fields) > 2}
+            if all((image.name, image.digest) in held for image in content):
+                return
+            snapshots = docker.exec(node, *ctr, "snapshots", "list").split()
+            present = {layer for image in content for layer in image.layers_held(snapshots)}
+            command = docker.command(
+                "exec", "-i", node, *ctr, "images", "import", "--local", "--discard-unpacked-layers", "-"
+            )
+            with tempfile.TemporaryFile() as output:
+                process = subprocess.Popen(
+                    command, env=docker.environment(), stdin=subprocess.PIPE, stdout=output, stderr=output
                 )
-            if done.returncode != 0:
-                raise DatacenterError(f"{node}: {archive} could not be loaded: {done.stderr.decode()[-2000:]}")
+                assert process.stdin is not None
+                with contextlib.suppress(BrokenPipeError), process.stdin:
+                    oci.copy_archive(archive, process.stdin, without=present)
+                if process.wait() != 0:
+                    output.seek(0)
+                    raise DatacenterError(f"{node}: {archive} could not be loaded: {output.read().decode()[-2000:]}")
 
         nodes = [node for datacenter in self.topology.datacenters for node, _ in self._workers(datacenter)]
-        with progress(f"loading {archive.name} into {len(nodes)} nodes", log=self.log):
+        with progress(f"loading {content[0].name} into {len(nodes)} nodes", log=self.log):
             parallel(load_into, nodes)
 
     def status(self) -> dict[str, Any]:

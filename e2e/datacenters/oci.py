@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -183,3 +183,57 @@ def write_archive(out: Path, images: Sequence[Image]) -> None:
                 archive.file(f"blobs/sha256/{digest}", blob, 0o644)
             else:
                 archive.data(f"blobs/sha256/{digest}", blob)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An image in an archive."""
+
+    name: str
+    digest: str
+    """Of its manifest."""
+    layers: tuple[str, ...]
+    """Digests of its layers from the bottom up; ours are not compressed, so these are its diff ids too."""
+
+    def layers_held(self, snapshots: Iterable[str]) -> set[str]:
+        """Layers that a store with these snapshots has unpacked already. A snapshot is named by all layers up to it."""
+        known, held, chain = set(snapshots), set(), ""
+        for layer in self.layers:
+            chain = f"sha256:{hashlib.sha256(f'{chain} {layer}'.encode()).hexdigest()}" if chain else layer
+            if chain not in known:
+                break
+            held.add(layer)
+        return held
+
+
+def read_archive(archive: Path) -> list[Held]:
+    """The images in an archive that `write_archive` made.
+
+    :raises ValueError: not such an archive.
+    """
+    try:
+        with tarfile.open(archive) as tar:
+
+            def document(name: str) -> Any:
+                entry = tar.extractfile(name)
+                if entry is None:
+                    raise KeyError(name)
+                return json.load(entry)
+
+            found = []
+            for entry in document("index.json")["manifests"]:
+                manifest = document(f"blobs/sha256/{entry['digest'].removeprefix('sha256:')}")
+                layers = tuple(layer["digest"] for layer in manifest["layers"])
+                found.append(Held(entry["annotations"]["io.containerd.image.name"], entry["digest"], layers))
+            return found
+    except (tarfile.TarError, KeyError) as error:
+        raise ValueError(f"{archive} is no OCI image archive with named images ({error}): see e2e/images.py") from error
+
+
+def copy_archive(archive: Path, target: IO[bytes], without: Iterable[str]) -> None:
+    """Copy an archive, leaving out layers by digest."""
+    left_out = {f"blobs/sha256/{digest.removeprefix('sha256:')}" for digest in without}
+    with tarfile.open(archive) as old, tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT) as new:
+        for info in old:
+            if info.name not in left_out:
+                new.addfile(info, old.extractfile(info) if info.isreg() else None)
