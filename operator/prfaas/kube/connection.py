@@ -87,14 +87,9 @@ class Connection:
         configuration.tls_server_name = credentials.tls_server_name
         if credentials.token:
             configuration.api_key["BearerToken"] = f"Bearer {credentials.token}"
-        # The ssl module loads client keys from files only: they exist just while the TLS context is made.
-        with tempfile.TemporaryDirectory() as folder:
-            if credentials.client_certificate and credentials.client_key:
-                for member, pem in (("cert", credentials.client_certificate), ("key", credentials.client_key)):
-                    file = Path(folder) / member
-                    file.touch(mode=0o600)
-                    file.write_text(pem)
-                    setattr(configuration, f"{member}_file", str(file))
+        if credentials.client_certificate and credentials.client_key:
+            api = _api_with_key(configuration, credentials.client_certificate, credentials.client_key)
+        else:
             api = _api(configuration)
         client = cls(api, timeouts or Timeouts())
         if max_bytes is not None:
@@ -201,6 +196,20 @@ def _api(configuration: Configuration) -> ApiClient:
         return ApiClient(configuration)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise BadCredentials(f"certificate or key cannot be loaded: {error}") from error
+
+
+def _api_with_key(configuration: Configuration, certificate: str, key: str) -> ApiClient:
+    """The ssl module loads client keys from files only: they exist just while the TLS context is made."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for member, pem in (("cert", certificate), ("key", key)):
+                file = Path(folder) / member
+                file.touch(mode=0o600)
+                file.write_text(pem)
+                setattr(configuration, f"{member}_file", str(file))
+            return _api(configuration)
+    except OSError as error:
+        raise BadCredentials(f"no temporary file can be made for the client key: {error}") from error
 
 
 def decoded(raw: bytes, request: str) -> Object:
