@@ -131,6 +131,11 @@ def announce_less(kind: Kind, body: bytes) -> Frames:
     return truncate(kind, body)
 
 
+def announce_more(kind: Kind, body: bytes) -> Frames:
+    """Another size announced than comes."""
+    return [(kind, json.dumps({"bytes": json.loads(body)["bytes"] + 1}).encode() if kind is Kind.START else body)]
+
+
 def twice(kind: Kind, body: bytes) -> Frames:
     """The payload sent twice."""
     return [(kind, body)] * (2 if kind is Kind.DATA else 1)
@@ -147,7 +152,9 @@ def forget_checksum(kind: Kind, body: bytes) -> Frames:
 
 
 @pytest.mark.parametrize(
-    "mutation", [flip, drop_data, truncate, announce_less, twice, hang_up, forget_checksum], ids=lambda m: m.__name__
+    "mutation",
+    [flip, drop_data, truncate, announce_less, announce_more, twice, hang_up, forget_checksum],
+    ids=lambda m: m.__name__,
 )
 async def test_damaged_kv_fails_loudly(mutation: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(PREFILL, DECODE) as (east, west):
@@ -287,23 +294,21 @@ async def test_a_long_queue_at_the_decode_worker_does_not_cost_the_lease() -> No
         assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 5, model=MODEL))
 
 
-async def test_a_lease_that_ends_during_its_transfer_gives_no_cache() -> None:
-    clock = ManualClock()
-    east_config = replace(config("kv_producer", lease=30), time_scale=1)
-    async with serving(DECODE) as (west,), serving(east_config, clock=clock) as (east,):
-        leg = asyncio.create_task(east.prefill(PROMPT))
-        await until(lambda: east.worker.engine.scheduler.running, "prefill running")
-        clock.advance(10)
-        kv = await leg
+@pytest.mark.parametrize("at", [Kind.PULL, Kind.DATA])
+async def test_a_lease_that_ends_during_its_transfer_gives_no_cache(at: Kind) -> None:
+    """Between the reader's request and the first byte, or with more to come than any socket buffer holds."""
+    large = profile(kv={"fixedBytes": 24_000_000, "bytesPerToken": 0})
+    async with serving(replace(PREFILL, profile=large), replace(DECODE, profile=large)) as (east, west):
+        kv = await east.prefill(PROMPT)
 
-        def expire_first(kind: Kind, body: bytes) -> Frames:
-            if kind is Kind.PULL:
-                # Freed between the reader's request and the first byte.
+        def expire(kind: Kind, body: bytes) -> Frames:
+            if kind is at:
                 east.worker.engine.leases.end(kv["remote_request_id"], "expired")
             return unchanged(kind, body)
 
-        async with relaying(kv["remote_port"], to_prefill=expire_first) as relay:
+        async with relaying(kv["remote_port"], to_prefill=expire, to_decode=expire) as relay:
             assert failed(await west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))
+            assert Kind.CHECKSUM not in relay.seen
 
 
 async def test_a_reader_that_finishes_after_the_lease_is_counted() -> None:
@@ -342,7 +347,8 @@ async def test_a_reader_that_finishes_after_the_lease_is_counted() -> None:
 async def test_workers_that_differ_in_what_must_be_equal_do_not_transfer(changes: dict[str, Any]) -> None:
     async with serving(PREFILL, replace(DECODE, **changes)) as (east, west):
         assert failed(await west.complete(PROMPT, kv_transfer_params=await east.prefill(PROMPT)))
-        assert len(east.worker.engine.leases) == 1, "a failed handshake costs no lease"
+        (lease,) = east.worker.engine.leases._leases.values()
+        assert not lease.taken, "a failed handshake costs no lease"
 
 
 async def test_tensor_parallelism_block_size_and_time_scale_may_differ() -> None:
@@ -418,9 +424,12 @@ async def test_a_client_that_leaves_the_decode_leg_frees_both_sides(when: str) -
         async with relaying(kv["remote_port"], to_decode=hold) as relay:
             leg = asyncio.create_task(west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))
             await asyncio.wait_for(reached.wait(), 5)
+            (generation,) = west.worker.engine._generations.values()
+            assert generation.fetch is not None
             told.set()
             leg.cancel()
             await until(lambda: west.worker.engine.unfinished == 0, "decode side gone")
+            await until(generation.fetch.done, "transfer given up")
             await until(lambda: east.worker.engine.pool.used == 0, "prefill side told")
         assert west.worker.engine.pool.used == 0
         assert await west.metric("vllm:request_success_total", finished_reason="abort") == 1
