@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from prfaas.api.conditions import Condition, Type, merge
+from prfaas.api.conditions import Condition, Reason, Type, merge
 from prfaas.kube.errors import KubeError
 from prfaas.kube.resources import Object
 from prfaas.operator.world import World
@@ -44,7 +44,7 @@ async def report(world: World, live: Object, status: Mapping[str, Any], observed
             "reason": condition.reason,
         }
         quiet = condition.type in _QUIET
-        log.log(logging.DEBUG if quiet else logging.INFO, condition.message or condition.reason, extra=extra)
+        log.log(logging.DEBUG if quiet else logging.INFO, _sentence(condition), extra=extra)
         if not quiet:
             await _post_event(world, live, condition)
     return True
@@ -62,13 +62,14 @@ def read_conditions(live: Object) -> tuple[Condition, ...]:
 
 
 def flips(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
-    """Conditions whose status or reason is not what it was, new ones included."""
-    old = {each.type: each for each in before}
-    return [
-        each
-        for each in after
-        if (previous := old.get(each.type)) is None or (previous.status, previous.reason) != (each.status, each.reason)
-    ]
+    """Conditions whose status or reason is not what it was. A new object that is not stalled is no news."""
+    old = {each.type: (each.status, each.reason) for each in before}
+    old.setdefault(Type.STALLED.value, ("False", Reason.AS_SPECIFIED.value))
+    return [each for each in after if old.get(each.type) != (each.status, each.reason)]
+
+
+def _sentence(condition: Condition) -> str:
+    return f"{condition.type} is {condition.status}: {condition.message or condition.reason}"
 
 
 async def _post_event(world: World, live: Object, condition: Condition) -> None:
@@ -91,7 +92,7 @@ async def _post_event(world: World, live: Object, condition: Condition) -> None:
             "namespace": metadata["namespace"],
             "uid": metadata["uid"],
         },
-        "note": f"{condition.type} is {condition.status}: {condition.message or condition.reason}"[:1024],
+        "note": _sentence(condition)[:1024],
         "type": "Warning" if bad else "Normal",
     }
     try:

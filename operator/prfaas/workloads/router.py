@@ -117,7 +117,7 @@ def _pod(owner: Owner, spec: PDClusterSpec, settings: RouterSettings) -> Object:
     limit = spec.router.max_body_bytes
     own = {"image": settings.operator_image, "imagePullPolicy": settings.image_pull_policy}
     shared = {
-        "volumeMounts": [{"name": "run", "mountPath": router_pod.RUN_DIR}],
+        "volumeMounts": [{"name": "run", "mountPath": router_pod.RUN_DIR}, {"name": "tmp", "mountPath": "/tmp"}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -136,7 +136,7 @@ def _pod(owner: Owner, spec: PDClusterSpec, settings: RouterSettings) -> Object:
             "fsGroup": router_pod.RUN_AS,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [{"name": "run", "emptyDir": {}}],
+        "volumes": [{"name": "run", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
         "initContainers": [{"name": "bootstrap", **own, "command": router_pod.bootstrap_command(limit), **shared}],
         "containers": [
             {
