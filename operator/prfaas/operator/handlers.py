@@ -86,13 +86,14 @@ def connection(client: KubeClient) -> kopf.ConnectionInfo:
     configuration = client.api.configuration
     if configuration.refresh_api_key_hook is not None:
         configuration.refresh_api_key_hook(configuration)
-    authorization = configuration.api_key.get("BearerToken", "")
+    # "Bearer ..." from a kubeconfig, "bearer ..." from a pod's service account.
+    _, _, token = configuration.api_key.get("BearerToken", "").partition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         ca_data=configuration.ca_cert_data,
         insecure=not configuration.verify_ssl,
-        token=authorization.removeprefix("Bearer ").strip() or None,
+        token=token.strip() or None,
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
     )
