@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="load an image archive into every node")
     load.add_argument("archive", type=Path, metavar="IMAGE-ARCHIVE")
     commands.add_parser("build", help="build what `up` needs, as far as it is missing")
+    commands.add_parser("clean-cache", help="remove everything that was built or fetched")
     return parser
 
 
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
             build_all()
             if users_daemon() is None:
                 node_archive()
+        case "clean-cache":
+            Datacenters().clean_cache()
         case "status":
             status = Datacenters.running().status()
             print(json.dumps(status, indent=2) if arguments.output else as_text(status))

@@ -139,6 +139,17 @@ class Datacenters:
             self.state.parent.rmdir()
         self.log("datacenters: down")
 
+    def clean_cache(self) -> None:
+        """Remove everything that was built or fetched.
+
+        :raises DatacenterError: datacenters are up, and stand on it.
+        """
+        if self.state.exists():
+            raise DatacenterError(
+                "datacenters are up, and use what is cached: run `python -m e2e.datacenters down` first"
+            )
+        remove(cache_root())
+
     def _start_docker(self) -> Docker:
         """The daemon in use, or the one chosen now: one line says which and why."""
         file = self.state / "docker.json"

@@ -8,6 +8,7 @@ on the command line as they do inside.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,8 +24,6 @@ from e2e.datacenters import addresses, oci_wrapper
 from e2e.datacenters.cache import HERE, Log, cache_root, progress, remove, say
 from e2e.datacenters.debian import host_environment, host_packages
 
-CGROUP = "prfaas"
-"""Name of the cgroup, in every hierarchy, below which the private daemon puts its containers."""
 HOST_LINK = "prfaas0"
 """The machine's end of the veth pair into the private daemon's network."""
 DAEMON_LINK = "prfaas0p"
@@ -136,6 +135,8 @@ class PrivateDaemon:
         self.pid_file = self.state / "pid"
         self.socket = self.state / "docker.sock"
         self.data = cache_root() / "docker"
+        # In every hierarchy, above the daemon's containers; of its own name for each user.
+        self.cgroup = f"prfaas-{hashlib.sha256(bytes(self.state)).hexdigest()[:8]}"
 
     def handle(self) -> Docker:
         """How to talk to it, running or not."""
@@ -213,7 +214,7 @@ class PrivateDaemon:
             "bridge": "none",
             "storage-driver": "overlay2",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
-            "cgroup-parent": f"/{CGROUP}",
+            "cgroup-parent": f"/{self.cgroup}",
             "oom-score-adjust": 0,
             "log-level": "warn",
         }
@@ -267,7 +268,7 @@ class PrivateDaemon:
             with progress("stopping the private Docker daemon", log=log):
                 self._end(pid)
         subprocess.run(["ip", "link", "delete", HOST_LINK], capture_output=True, check=False)
-        remove_cgroups(CGROUP)
+        remove_cgroups(self.cgroup)
         before = self.state / "before.json"
         if before.exists():
             restore_machine(json.loads(before.read_text()))

@@ -177,8 +177,13 @@ def parse_topology(document: Any, source: str = "topology") -> Topology:
     try:
         return Topology.model_validate(document)
     except ValidationError as error:
+        found = error.errors()
+        # A list whose entries are at fault also counts as too short: the entries' faults are what matters.
+        below = {problem["loc"][:depth] for problem in found for depth in range(len(problem["loc"]))}
         problems = [
-            f"{source}: {describe(problem['type'], problem['loc'], problem['msg'])}" for problem in error.errors()
+            f"{source}: {describe(problem['type'], problem['loc'], problem['msg'])}"
+            for problem in found
+            if problem["type"] != "too_short" or problem["loc"] not in below
         ]
         raise TopologyError("\n".join(problems)) from error
 
