@@ -57,12 +57,13 @@ def test_attempts_are_told_apart(ledger: Ledger) -> None:
     assert dict(ledger.in_flight) == {"d:2": 1}
 
 
-def test_nothing_is_held_once_envoy_is_gone(ledger: Ledger) -> None:
-    for number in range(3):
-        ledger.hold(ledger.begin((str(number), 1), "/"), "d:1")
-    ledger.forget_streams()
-    assert not ledger.in_flight
-    assert not ledger.entries
+def test_what_a_killed_envoy_held_is_given_back(ledger: Ledger, clock: Clock) -> None:
+    ledger.hold(ledger.begin(("old", 1), "/"), "d:1")
+    clock.time += 1
+    ledger.hold(ledger.begin(("new", 1), "/"), "d:2")
+    ledger.forget_before(clock.time - 0.5)
+    assert dict(ledger.in_flight) == {"d:2": 1}
+    assert set(ledger.entries) == {("new", 1)}
 
 
 def test_a_prefill_leg_counts_only_while_it_runs(ledger: Ledger) -> None:

@@ -1,7 +1,7 @@
 """How the picker learns that a stream ended: Envoy's access log of the inner listener, entry by entry.
 
-Every attempt ends with exactly one entry, whether it was answered, cut, or its client left. When Envoy itself goes, its
-log streams end, and what they would still have told is lost together with the requests.
+Every attempt ends with exactly one entry, whether it was answered, cut, or its client left. What a killed Envoy would
+still have told is lost; see `Ledger.forget_before`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class AccessLog:
                 raise
         finally:
             self._open.discard(task)
-            if not self._open:
-                self._ledger.forget_streams()
         return als_pb2.StreamAccessLogsResponse()
 
     def _ended(self, log: Any) -> None:

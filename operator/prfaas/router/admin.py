@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from prfaas.api import router_pod
 from prfaas.api.policy import RoutingPolicy
 from prfaas.router.answers import error_body
+from prfaas.router.ledger import Ledger
 from prfaas.router.metrics import Metrics
 from prfaas.router.policies import Offer, PolicyStore
 
@@ -40,6 +41,7 @@ class Admin:
 
     policies: PolicyStore
     metrics: Metrics
+    ledger: Ledger
     synced: Callable[[], bool]
     review: ReviewToken
     writers: frozenset[str]
@@ -61,10 +63,14 @@ class Admin:
         return web.json_response({"live": True})
 
     async def _ready(self, _: web.Request) -> web.Response:
+        uptime = await _envoy_uptime(self.envoy_socket)
+        if uptime is not None:
+            # Envoy counts whole seconds of the wall clock: this is at most 2 s before its start, and never after it.
+            self.ledger.forget_before(self.ledger.now() - uptime - 1)
         state = {
             "synced": self.synced(),
             "policy": self.policies.current is not None,
-            "envoy": await _envoy_lives(self.envoy_socket),
+            "envoy": uptime is not None,
             "serving": not self.stopping,
         }
         return web.json_response(state, status=200 if all(state.values()) else 503)
@@ -151,15 +157,16 @@ async def _json_errors(
         return _error(error.status, error.reason)
 
 
-async def _envoy_lives(admin_socket: Path) -> bool:
-    """Whether Envoy serves: its listeners are up and it has its endpoint list."""
+async def _envoy_uptime(admin_socket: Path) -> int | None:
+    """Whole seconds since Envoy started; None unless it serves (its listeners are up, it has its endpoint list)."""
     timeout = aiohttp.ClientTimeout(total=1)
     connector = aiohttp.UnixConnector(path=str(admin_socket))
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.get("http://envoy/ready") as response,
+            session.get("http://envoy/server_info") as response,
         ):
-            return response.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
+            info = await response.json(content_type=None)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+    return int(info["uptime_current_epoch"].removesuffix("s")) if info.get("state") == "LIVE" else None

@@ -25,6 +25,8 @@ class Entry:
     """One attempt of one request, from the decision to the end of its stream."""
 
     path: str
+    began: float
+    """The ledger's time."""
     outcome: Decision | Refusal | None = None
     """The last decision; None before it, and for what is not routed."""
     reason: str = ""
@@ -72,7 +74,7 @@ class Ledger:
     def begin(self, stream: Stream, path: str) -> Entry:
         """Open the entry of one attempt."""
         self.end(stream)
-        entry = self.entries[stream] = Entry(path)
+        entry = self.entries[stream] = Entry(path, self.now())
         return entry
 
     def hold(self, entry: Entry, decode: str) -> None:
@@ -96,9 +98,9 @@ class Ledger:
             self.release(entry)
         return entry
 
-    def forget_streams(self) -> None:
-        """Envoy is gone, and all its streams with it."""
-        for stream in list(self.entries):
+    def forget_before(self, moment: float) -> None:
+        """Envoy started after this moment: what began before ended with the Envoy before it, and was not logged."""
+        for stream in [stream for stream, entry in self.entries.items() if entry.began < moment]:
             self.end(stream)
 
     @contextmanager

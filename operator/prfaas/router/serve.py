@@ -59,6 +59,7 @@ class RouterProcess:
         self.admin = Admin(
             policies,
             self.metrics,
+            self.ledger,
             lambda: source.synced,
             review,
             settings.policy_writers,
