@@ -128,23 +128,23 @@ def ready_of(verdicts: list[Verdict]) -> tuple[bool | None, ...]:
 def test_ready_reconciling_and_stalled_never_contradict_each_other() -> None:
     unmet = Verdict(Type.PODS_PLACED, False, Reason.PROGRESSING, "pods are being placed")
     obstacle = Obstacle(Reason.INVALID_SPEC, "why")
-    assert ready_of(summary([None], obstacle=None, paused=False, progressing=False)) == (True, False, False)
-    assert ready_of(summary([None], obstacle=None, paused=False, progressing=True)) == (True, True, False)
-    assert ready_of(summary([unmet], obstacle=None, paused=False, progressing=False)) == (False, True, False)
-    assert ready_of(summary([unmet], obstacle=None, paused=True, progressing=False)) == (False, False, False)
-    assert ready_of(summary([unmet], obstacle=obstacle, paused=False, progressing=True)) == (False, False, True)
+    assert ready_of(summary([None], obstacle=None, paused=False)) == (True, False, False)
+    assert ready_of(summary([None], obstacle=None, paused=False, draining=True)) == (True, True, False)
+    assert ready_of(summary([unmet], obstacle=None, paused=False)) == (False, True, False)
+    assert ready_of(summary([unmet], obstacle=None, paused=True)) == (False, False, False)
+    assert ready_of(summary([unmet], obstacle=obstacle, paused=False, draining=True)) == (False, False, True)
 
 
 def test_ready_takes_the_reason_of_the_first_thing_that_is_missing() -> None:
     first = Verdict(Type.PODS_PLACED, False, Reason.UNSCHEDULABLE, "no room")
     second = Verdict(Type.ROUTER_READY, False, Reason.NO_ROUTERS, "none")
-    ready = summary([None, first, second], obstacle=None, paused=False, progressing=False)[0]
+    ready = summary([None, first, second], obstacle=None, paused=False)[0]
     assert (ready.reason, ready.message) == (Reason.UNSCHEDULABLE, "no room")
 
 
 def test_an_unknown_is_not_ready() -> None:
     unknown = Verdict(Type.PEER_API_REACHABLE, None, Reason.NOT_PROBED, "not asked yet")
-    assert summary([unknown], obstacle=None, paused=False, progressing=False)[0].status is False
+    assert summary([unknown], obstacle=None, paused=False)[0].status is False
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_no_policy_and_no_routers_are_never_in_step() -> None:
 
 def test_every_verdict_made_here_has_a_documented_reason() -> None:
     made = [
-        *summary([None], obstacle=None, paused=True, progressing=False),
-        *summary([None], obstacle=None, paused=False, progressing=True),
-        *summary([], obstacle=Obstacle(Reason.NAME_CONFLICT, ""), paused=False, progressing=False),
+        *summary([None], obstacle=None, paused=True),
+        *summary([None], obstacle=None, paused=False, draining=True),
+        *summary([], obstacle=Obstacle(Reason.NAME_CONFLICT, ""), paused=False),
         pods_placed(seen([], []), SPEC, 0),
         router_synced(None, 0, 0),
         router_ready(None, 1),

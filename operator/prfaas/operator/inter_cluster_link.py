@@ -56,7 +56,7 @@ async def reconcile(world: World, key: Key) -> Result:
     found = [Verdict(each.type, each.status, each.reason, each.message) for each in assessment.findings]
     needed = [each for each in found if each.type is not Type.ENCRYPTED]
     verdicts = [
-        *summary(needed, obstacle=wrote.obstacle, paused=link.spec.paused, progressing=False),
+        *summary(needed, obstacle=wrote.obstacle, paused=link.spec.paused),
         *found,
     ]
     status = InterClusterLinkStatus(

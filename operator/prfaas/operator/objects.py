@@ -38,7 +38,7 @@ async def parse(world: World, live: Object, model: type[Model]) -> Model | None:
         obstacle = spec_obstacle(_first(error))
         kept = {name: value for name, value in (live.get("status") or {}).items() if name != "conditions"}
         generation = live["metadata"].get("generation", 0)
-        verdicts = summary([], obstacle=obstacle, paused=False, progressing=False)
+        verdicts = summary([], obstacle=obstacle, paused=False)
         observed = conditions(verdicts, generation, world.now())
         await report(world, live, kept | {"observedGeneration": generation}, observed)
         return None

@@ -86,7 +86,7 @@ async def reconcile(world: World, key: Key) -> Result:
     acknowledged = router_synced(policy, len(routers), synced)
     needed = [placed if placed.status is not True else None, serving(seen, took.step), ready, acknowledged]
     verdicts = [
-        *summary(needed, obstacle=took.obstacle, paused=spec.paused, progressing=seen.draining() > 0),
+        *summary(needed, obstacle=took.obstacle, paused=spec.paused, draining=seen.draining() > 0),
         placed,
         ready,
         acknowledged,

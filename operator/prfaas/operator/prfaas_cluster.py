@@ -48,7 +48,7 @@ async def reconcile(world: World, key: Key) -> Result:
             [placed if placed.status is not True else None, serving(seen, took.step), exported],
             obstacle=took.obstacle,
             paused=spec.paused,
-            progressing=seen.draining() > 0,
+            draining=seen.draining() > 0,
         ),
         placed,
         exported,

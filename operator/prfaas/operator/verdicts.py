@@ -69,7 +69,7 @@ def serving(instances: Instances, step: Step | None) -> Verdict | None:
 
 
 def summary(
-    needed: Sequence[Verdict | None], *, obstacle: Obstacle | None, paused: bool, progressing: bool
+    needed: Sequence[Verdict | None], *, obstacle: Obstacle | None, paused: bool, draining: bool = False
 ) -> list[Verdict]:
     """`Ready`, `Reconciling` and `Stalled`. `needed`: what must hold for Ready; None holds."""
     if obstacle is not None:
@@ -86,9 +86,9 @@ def summary(
     )
     if paused:
         reconciling = Verdict(Type.RECONCILING, False, Reason.PAUSED, "spec.paused is true: nothing is changed")
-    elif unmet is not None or progressing:
-        message = unmet.message if unmet is not None else ""
-        reconciling = Verdict(Type.RECONCILING, True, unmet.reason if unmet else Reason.PROGRESSING, message)
+    elif unmet is not None or draining:
+        waits = unmet or Verdict(Type.RECONCILING, True, Reason.PROGRESSING, "instances that left service are ending")
+        reconciling = Verdict(Type.RECONCILING, True, waits.reason, waits.message)
     else:
         reconciling = Verdict(Type.RECONCILING, False, Reason.AS_SPECIFIED)
     return [ready, reconciling, Verdict(Type.STALLED, False, Reason.AS_SPECIFIED)]
