@@ -27,6 +27,8 @@ from prfaas.workloads.errors import SpecError
 
 SPEC = PrfaaSClusterSpec.model_validate({"model": {"name": "m"}, "gpusPerInstance": 8, "engine": {"image": "i"}})
 SETTLED = Step()
+MOVING = Step(held=("east-0",))
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 
 def deployment(index: int, *, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -98,8 +100,7 @@ def test_a_pod_that_is_refused_at_its_creation_is_said() -> None:
 
 def test_an_ending_pod_on_a_dead_node_does_not_hide_that_its_successor_has_no_room() -> None:
     ending = pod(0) | {"metadata": {**pod(0)["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    verdict = pods_placed(seen([deployment(0)], [ending, pod(0, node=None, conditions=[refused])]), SPEC, 1)
+    verdict = pods_placed(seen([deployment(0)], [ending, pod(0, node=None, conditions=[REFUSED])]), SPEC, 1)
     assert verdict.reason is Reason.UNSCHEDULABLE
     assert verdict.message == (
         "no room for east-0: no node has 8 nvidia.com/gpu free; add nodes to the pool or lower the number of instances"
@@ -192,9 +193,16 @@ def test_every_verdict_made_here_has_a_documented_reason() -> None:
         *summary([None], obstacle=None, paused=False, draining=True),
         *summary([], obstacle=Obstacle(Reason.NAME_CONFLICT, ""), paused=False),
         pods_placed(seen([], []), SPEC, 0),
+        pods_placed(seen([], []), SPEC, 1),
+        pods_placed(seen([deployment(0)], [pod(0, node=None, conditions=[REFUSED])]), SPEC, 1),
+        pods_placed(seen([deployment(0)], [pod(0)]), SPEC, 1),
         router_synced(None, 0, 0),
+        router_synced(None, 1, 0),
         router_ready(None, 1),
+        router_ready(None, 0),
     ]
+    for unmet in [*made, serving(seen([deployment(0, ready=False)], []), SETTLED), serving(seen([], []), MOVING)]:
+        made = [*made, *summary([unmet], obstacle=None, paused=False)]
     for verdict in made:
         assert verdict.reason in REASONS[verdict.type]
     assert len(conditions(made, 1, datetime(2026, 1, 1, tzinfo=UTC))) == len(made)
