@@ -267,15 +267,8 @@ class Datacenters:
 
         nodes = self._until(listed, deadline, f"not all of its {len(wanted)} nodes have joined")
         self._route(docker, name, nodes)
-        self._offer_gpus(datacenter, nodes)
-        one_coredns = ["--namespace=kube-system", "scale", "deployment", "coredns", "--replicas=1"]
-        self.kubectl(name, *one_coredns)
-        self._until(
-            lambda: all(node.ready for node in self._nodes_or_none(name) or []) or None,
-            deadline,
-            "its nodes are not Ready",
-        )
-        self._offer_gpus(datacenter, self._nodes_or_none(name) or [])
+        self.kubectl(name, "--namespace=kube-system", "scale", "deployment", "coredns", "--replicas=1")
+        self._until(lambda: self._ready_with_gpus(datacenter) or None, deadline, "its nodes are not Ready")
         self._until(lambda: self._dns_answers(docker, control_plane, name) or None, deadline, "its DNS does not answer")
 
     def _route(self, docker: Docker, name: str, nodes: Sequence[Node]) -> None:
@@ -288,16 +281,16 @@ class Datacenters:
             block = self._block(name)
             PrivateDaemon(self.state).route(block.pods, block.border)
 
-    def _offer_gpus(self, datacenter: Datacenter, nodes: Sequence[Node]) -> None:
-        """GPUs as a resource of the node: what a device plugin would report."""
-        offered = {node.name: node.gpus for node in nodes}
-        for node, group in self._workers(datacenter):
-            if group.gpus and offered.get(node, group.gpus) != group.gpus:
-                value = {"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(group.gpus)}
-                patch = json.dumps([value])
-                self.kubectl(
-                    datacenter.name, "patch", "node", node, "--subresource=status", "--type=json", f"-p={patch}"
-                )
+    def _ready_with_gpus(self, datacenter: Datacenter) -> bool:
+        """Whether all nodes are Ready with their GPUs; offers missing GPUs, as a device plugin would."""
+        nodes = {node.name: node for node in self._nodes_or_none(datacenter.name) or []}
+        wanted = {name: group.gpus for name, group in self._workers(datacenter)}
+        lacking = [(name, gpus) for name, gpus in wanted.items() if name in nodes and nodes[name].gpus != gpus]
+        for name, gpus in lacking:
+            places = [f"/status/{field}/nvidia.com~1gpu" for field in ("capacity", "allocatable")]
+            patch = json.dumps([{"op": "add", "path": place, "value": str(gpus)} for place in places])
+            self.kubectl(datacenter.name, "patch", "node", name, "--subresource=status", "--type=json", f"-p={patch}")
+        return bool(nodes) and not lacking and all(node.ready for node in nodes.values())
 
     def _dns_answers(self, docker: Docker, control_plane: str, name: str) -> bool:
         """Ask the cluster's DNS for its own Service, as a pod would."""
