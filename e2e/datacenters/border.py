@@ -22,6 +22,8 @@ from e2e.datacenters.topology import Line, Topology, bits_per_second
 BORDER_LABEL = "prfaas.io/border"
 KV_PORT = 5600
 """Port on which KV bytes cross (the default of VLLM_NIXL_SIDE_CHANNEL_PORT)."""
+HEADER = 52
+"""Bytes before the payload of a packet on an established connection: IP 20, TCP 20, its timestamps 12."""
 BURST_SECONDS = 0.002
 """htb may send so much at once: below it a busy machine's timers would cost rate."""
 QUEUE_SECONDS = 0.05
@@ -38,6 +40,11 @@ class Traffic:
     kv_packets: int
     other_bytes: int
     other_packets: int
+
+    @property
+    def kv_payload(self) -> int:
+        """KV bytes without headers of IP and TCP, which the kernel counts once per packet however large."""
+        return self.kv_bytes - HEADER * self.kv_packets
 
 
 @dataclass(frozen=True)
