@@ -77,12 +77,14 @@ def run_command(datacenter: str, address: IPv4Address, image: str) -> list[str]:
     ]
 
 
+def runs(docker: Docker, datacenter: str) -> bool:
+    """Whether a datacenter's border router runs."""
+    return docker.running(f"{BORDER_LABEL}={datacenter}").get(container(datacenter), False)
+
+
 def create(docker: Docker, topology: Topology, datacenter: str, image: str) -> None:
-    """Start the border router of a datacenter if it does not run."""
-    name = container(datacenter)
-    if docker.running(f"{BORDER_LABEL}={datacenter}").get(name):
-        return
-    docker.run("rm", "--force", "--volumes", name, check=False)
+    """Start the border router of a datacenter, in place of one that does not run."""
+    docker.run("rm", "--force", "--volumes", container(datacenter), check=False)
     docker.run(*run_command(datacenter, addresses.block(topology.index(datacenter)).border, image))
 
 

@@ -13,40 +13,24 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from e2e.datacenters import addresses, border, kind, oci, oci_wrapper
+from e2e.datacenters import border, kind, oci
 from e2e.datacenters.build import tool
 from e2e.datacenters.cache import Log, cache_root, elapsed, locked, progress, remove, say, versions
+from e2e.datacenters.cluster import Cluster, DatacenterError
 from e2e.datacenters.docker import Docker, DockerError, PrivateDaemon, state_root, users_daemon
 from e2e.datacenters.nodeimage import image_name, node_archive
-from e2e.datacenters.topology import Datacenter, NodeGroup, Topology, TopologyError, load_topology, parse_topology
+from e2e.datacenters.topology import Topology, TopologyError, load_topology, parse_topology
+
+__all__ = ["DatacenterError", "Datacenters", "parallel"]
 
 T = TypeVar("T")
 NodeAction = Literal["start", "stop", "kill"]
-READY_SECONDS = 180.0
-"""Longest wait for a cluster to be ready before it counts as broken."""
-DNS_QUESTION = r"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x08kube-dns\x0bkube-system\x03svc\x07cluster\x05local\0\0\x01\0\x01"
-"""For bash's printf: the A record of the DNS Service. No label of ten letters: a line feed would cut the packet."""
-
-
-class DatacenterError(RuntimeError):
-    """The datacenters are not as the call needs them; the message says what would put it right."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node as its API server has it."""
-
-    name: str
-    ready: bool
-    address: str
-    pod_range: str
-    accelerator: str | None
-    gpus: int
+NOT_UP = "no datacenters are up: run `python -m e2e.datacenters up`"
 
 
 class Datacenters:
@@ -66,7 +50,7 @@ class Datacenters:
         """
         file = state_root() / "topology.json"
         if not file.exists():
-            raise DatacenterError("no datacenters are up: run `python -m e2e.datacenters up`")
+            raise DatacenterError(NOT_UP)
         return cls(parse_topology(json.loads(file.read_text())), log)
 
     # Bringing up and taking down
@@ -96,20 +80,33 @@ class Datacenters:
     def _up(self) -> None:
         started = time.monotonic()
         docker = self._start_docker()
-        image = self._node_image(docker)
         for program in ("kind", "kubectl"):
             tool(program, self.log)
         (self.state / "topology.json").write_text(self.topology.model_dump_json(by_alias=True))
-        names = [datacenter.name for datacenter in self.topology.datacenters]
-        created = self._each(lambda dc: self._ensure_cluster(docker, dc, image))
-        for name in names:
+        clusters = self._clusters(docker)
+        names = [cluster.name for cluster in clusters]
+        new = [cluster for cluster in clusters if not cluster.whole()]
+        routers = [name for name in names if not border.runs(docker, name)]
+        image = self._node_image(docker) if new or routers else ""
+        self._each(lambda cluster: cluster.create(image) if cluster in new else cluster.start_stopped(), clusters)
+        for name in routers:
             border.create(docker, self.topology, name, image)
         for index in range(len(self.topology.lines)):
             border.connect(docker, self.topology, index)
-        with progress(f"waiting for {', '.join(names)}", self._waiting_for, self.log):
-            self._each(lambda dc: self._ready_or_anew(docker, dc, image))
-        did = f"up in {elapsed(time.monotonic() - started)}" if any(created) else "up already"
+        with progress(f"waiting for {', '.join(names)}", lambda: waiting_for(clusters), self.log):
+            self._each(self._settle_or_anew, clusters)
+        did = f"up in {elapsed(time.monotonic() - started)}" if new else "up already"
         self.log(f"datacenters {', '.join(names)}: {did}")
+
+    def _settle_or_anew(self, cluster: Cluster) -> None:
+        try:
+            cluster.settle()
+        except DatacenterError as error:
+            if self._interrupted.is_set():
+                raise
+            self.log(f"{error}; making it anew")
+            cluster.create(self._node_image(cluster.docker))
+            cluster.settle()
 
     def down(self) -> None:
         """Take everything down, whatever state it is in; what was never up is down."""
@@ -121,16 +118,12 @@ class Datacenters:
         if not file.exists():
             remove(self.state)
             return
-        daemon = PrivateDaemon(self.state)
         if json.loads(file.read_text())["private"]:
-            # Whatever runs, runs in its namespaces: asking kind to delete each cluster would only take longer.
-            docker = daemon.handle()
-            if daemon.pid():
+            daemon = PrivateDaemon(self.state)
+            if daemon.answers():
                 with progress("removing nodes", log=self.log):
-                    remove_ours(docker)
+                    remove_ours(daemon.handle())
             daemon.stop(self.log)
-            if (daemon.data / "containers").exists() and any((daemon.data / "containers").iterdir()):
-                remove(daemon.data)  # killed under way: the store may be torn, and the image is quickly loaded again
         else:
             with progress("removing nodes", log=self.log):
                 remove_ours(self._docker())
@@ -145,9 +138,7 @@ class Datacenters:
         :raises DatacenterError: datacenters are up, and stand on it.
         """
         if self.state.exists():
-            raise DatacenterError(
-                "datacenters are up, and use what is cached: run `python -m e2e.datacenters down` first"
-            )
+            raise DatacenterError("datacenters are up on what is cached: run `python -m e2e.datacenters down` first")
         remove(cache_root())
 
     def _start_docker(self) -> Docker:
@@ -156,9 +147,9 @@ class Datacenters:
         chosen = json.loads(file.read_text())["private"] if file.exists() else None
         mine = None if chosen else users_daemon()
         if chosen is False and mine is None:
-            raise DockerError("the Docker daemon that runs the datacenters does not answer: start it, or run `down`")
+            raise DockerError("the Docker daemon that runs the datacenters does not answer: start it")
         daemon = PrivateDaemon(self.state)
-        if mine is None and chosen and not daemon.pid():
+        if mine is None and chosen and not daemon.answers():
             self.log("the private Docker daemon is gone: making the datacenters anew")
             self._down()
         self.state.mkdir(parents=True, exist_ok=True)
@@ -171,12 +162,12 @@ class Datacenters:
         """The daemon that runs the datacenters now."""
         file = self.state / "docker.json"
         if not file.exists():
-            raise DatacenterError("no datacenters are up: run `python -m e2e.datacenters up`")
+            raise DatacenterError(NOT_UP)
         if json.loads(file.read_text())["private"]:
             return PrivateDaemon(self.state).handle()
         mine = users_daemon()
         if mine is None:
-            raise DockerError("the Docker daemon that runs the datacenters does not answer")
+            raise DockerError("the Docker daemon that runs the datacenters does not answer: start it")
         return mine
 
     def _node_image(self, docker: Docker) -> str:
@@ -198,110 +189,6 @@ class Datacenters:
         self.log(f"node image: our own build ({reason})")
         return name
 
-    def _ensure_cluster(self, docker: Docker, datacenter: Datacenter, image: str) -> bool:
-        """Make the cluster, or start its stopped nodes; whether it was made."""
-        found = docker.running(f"{kind.CLUSTER_LABEL}={kind.cluster_name(datacenter.name)}")
-        finished = self._kind_kubeconfig(datacenter.name).exists()
-        if not finished or set(found) != set(kind.node_names(datacenter)):
-            self._create_cluster(docker, datacenter, image)
-            return True
-        stopped = sorted(name for name, running in found.items() if not running)
-        if stopped:
-            self.log(f"{datacenter.name}: starting {', '.join(stopped)}")
-            docker.run("start", *stopped)
-        return False
-
-    def _create_cluster(self, docker: Docker, datacenter: Datacenter, image: str) -> None:
-        name, block = datacenter.name, self._block(datacenter.name)
-        program, kubeconfig = tool("kind", self.log), self._kind_kubeconfig(name)
-        work = self.state / "kind"
-        work.mkdir(parents=True, exist_ok=True)
-        environment = {**docker.environment(), "KIND_EXPERIMENTAL_DOCKER_NETWORK": kind.network_name(name)}
-        remove(kubeconfig)
-        partial = kubeconfig.with_suffix(".partial")
-        output = work / f"{name}.log"
-        settings = work / f"{name}.yaml"
-        reduced = docker.private and bool(oci_wrapper.missing(Path("/proc/self/status").read_text()))
-        settings.write_text(kind.configuration(datacenter, block, image, reduced))
-        with output.open("w") as log:
-            delete = kind.delete_command(program, name, partial)
-            subprocess.run(delete, env=environment, stdout=log, stderr=log, check=False)
-            if docker.run("network", "inspect", kind.network_name(name), check=False).returncode != 0:
-                docker.run(*kind.network_command(kind.network_name(name), block.nodes, block.bridge))
-            with progress(f"creating {name}", lambda: last_line(output), self.log):
-                create = kind.create_command(program, settings, partial)
-                process = subprocess.Popen(create, env=environment, stdout=log, stderr=log)
-                while process.poll() is None:
-                    if self._interrupted.wait(0.2):
-                        process.kill()
-                        process.wait()
-        if process.returncode != 0:
-            raise DatacenterError(f"kind could not create {name} (log: {output}):\n{output.read_text()[-2000:]}")
-        partial.replace(kubeconfig)
-
-    def _ready_or_anew(self, docker: Docker, datacenter: Datacenter, image: str) -> None:
-        try:
-            self._settle(docker, datacenter)
-        except DatacenterError as error:
-            if self._interrupted.is_set():
-                raise
-            self.log(f"{datacenter.name}: {error}; making it anew")
-            self._create_cluster(docker, datacenter, image)
-            self._settle(docker, datacenter)
-
-    def _settle(self, docker: Docker, datacenter: Datacenter) -> None:
-        """Bring routes, GPUs and the kubeconfig in line with the nodes, and wait until they are ready and DNS answers.
-
-        :raises DatacenterError: not ready in READY_SECONDS.
-        """
-        name = datacenter.name
-        deadline = time.monotonic() + READY_SECONDS
-        control_plane = kind.node_names(datacenter)[0]
-        self._write_kubeconfig(docker, name)
-        wanted = set(kind.node_names(datacenter))
-
-        def listed() -> list[Node] | None:
-            nodes = self._nodes_or_none(name)
-            known = nodes is not None and {node.name for node in nodes if node.pod_range and node.address} == wanted
-            return nodes if known else None
-
-        nodes = self._until(listed, deadline, f"not all of its {len(wanted)} nodes have joined")
-        self._route(docker, name, nodes)
-        self.kubectl(name, "--namespace=kube-system", "scale", "deployment", "coredns", "--replicas=1")
-        self._until(lambda: self._ready_with_gpus(datacenter) or None, deadline, "its nodes are not Ready")
-        self._until(lambda: self._dns_answers(docker, control_plane, name) or None, deadline, "its DNS does not answer")
-
-    def _route(self, docker: Docker, name: str, nodes: Sequence[Node]) -> None:
-        pods = {node.name: (node.address, node.pod_range) for node in nodes}
-        router = border.container(name)
-        docker.exec(router, "ip", "-batch", "-", text=border.routes(self.topology, name, pods))
-        for node in nodes:
-            docker.exec(node.name, "ip", "-batch", "-", text=border.node_routes(self.topology, name, node.name, pods))
-        if docker.private:
-            block = self._block(name)
-            PrivateDaemon(self.state).route(block.pods, block.border)
-
-    def _ready_with_gpus(self, datacenter: Datacenter) -> bool:
-        """Whether all nodes are Ready with their GPUs; offers missing GPUs, as a device plugin would."""
-        nodes = {node.name: node for node in self._nodes_or_none(datacenter.name) or []}
-        wanted = {name: group.gpus for name, group in self._workers(datacenter)}
-        lacking = [(name, gpus) for name, gpus in wanted.items() if name in nodes and nodes[name].gpus != gpus]
-        for name, gpus in lacking:
-            places = [f"/status/{field}/nvidia.com~1gpu" for field in ("capacity", "allocatable")]
-            patch = json.dumps([{"op": "add", "path": place, "value": str(gpus)} for place in places])
-            self.kubectl(datacenter.name, "patch", "node", name, "--subresource=status", "--type=json", f"-p={patch}")
-        return bool(nodes) and not lacking and all(node.ready for node in nodes.values())
-
-    def _dns_answers(self, docker: Docker, control_plane: str, name: str) -> bool:
-        """Ask the cluster's DNS for its own Service, as a pod would."""
-        server = self._block(name).services[10]
-        script = (
-            f"exec 3<>/dev/udp/{server}/53 && printf '{DNS_QUESTION}' >&3 && "
-            "timeout 2 head -c 8 <&3 | od -An -v -tu1 | tr -s ' \\n' ' '"
-        )
-        answer = docker.exec(control_plane, "bash", "-c", script, check=False).split()
-        return len(answer) == 8 and int(answer[3]) & 15 == 0 and int(answer[7]) > 0
-
     # Using them
 
     def kubeconfig(self, name: str) -> Path:
@@ -314,12 +201,7 @@ class Datacenters:
 
         :raises DatacenterError: it failed, and `check` is set.
         """
-        result = self._kubectl(name, *arguments, text=text)
-        if check and result.returncode != 0:
-            raise DatacenterError(
-                f"{name}: kubectl {' '.join(arguments)[:300]} failed: {result.stderr.strip()[-2000:]}"
-            )
-        return result.stdout
+        return self._cluster(name).kubectl(*arguments, check=check, text=text)
 
     def exec_in_node(self, node: str, *arguments: str, check: bool = True, text: str | None = None) -> str:
         """Run a command in a node (or border router); what it printed."""
@@ -327,7 +209,10 @@ class Datacenters:
 
     def node_addresses(self, name: str) -> dict[str, str]:
         """Address of each node of a datacenter, by name."""
-        return {node.name: node.address for node in self._nodes(name)}
+        nodes = self._cluster(name).nodes()
+        if nodes is None:
+            raise DatacenterError(f"{name}: its API server does not answer")
+        return {node.name: node.address for node in nodes}
 
     def set_line(self, one: str, other: str, *, rate: str | None = None, up: bool | None = None) -> None:
         """Change a line's capacity (`"400mbit"`, each direction), cut it, or join it again."""
@@ -351,120 +236,57 @@ class Datacenters:
         docker, name = self._docker(), self._node_name(node)
         docker.run({"stop": "stop", "kill": "kill", "start": "start"}[action], name)
         if action == "start":
-            owner = next(dc for dc in self.topology.datacenters if name in kind.node_names(dc))
-            self._settle(docker, owner)
+            owner = next(cluster for cluster in self._clusters(docker) if name in kind.node_names(cluster.datacenter))
+            owner.settle()
 
     def load(self, archive: Path) -> None:
         """Load an OCI image archive of ours into every node that runs workloads, as far as each lacks it."""
         docker = self._docker()
-        ctr = ("ctr", "--namespace", "k8s.io")
         content = oci.read_archive(archive)
-
-        def load_into(node: str) -> None:
-            listed = docker.exec(node, *ctr, "images", "list").splitlines()
-            held = {(fields[0], fields[2]) for fields in map(str.split, listed) if len(fields) > 2}
-            if all((image.name, image.digest) in held for image in content):
-                return
-            snapshots = docker.exec(node, *ctr, "snapshots", "list").split()
-            present = {layer for image in content for layer in image.layers_held(snapshots)}
-            command = docker.command(
-                "exec", "-i", node, *ctr, "images", "import", "--local", "--discard-unpacked-layers", "-"
-            )
-            with tempfile.TemporaryFile() as output:
-                process = subprocess.Popen(
-                    command, env=docker.environment(), stdin=subprocess.PIPE, stdout=output, stderr=output
-                )
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError), process.stdin:
-                    oci.copy_archive(archive, process.stdin, without=present)
-                if process.wait() != 0:
-                    output.seek(0)
-                    raise DatacenterError(f"{node}: {archive} could not be loaded: {output.read().decode()[-2000:]}")
-
-        nodes = [node for datacenter in self.topology.datacenters for node, _ in self._workers(datacenter)]
-        with progress(f"loading {content[0].name} into {len(nodes)} nodes", log=self.log):
-            parallel(load_into, nodes)
+        running = [
+            node
+            for cluster in self._clusters(docker)
+            for node, _ in cluster.workers()
+            if cluster.containers().get(node)
+        ]
+        with progress(f"loading {content[0].name} into {len(running)} nodes", log=self.log):
+            parallel(lambda node: load_into(docker, node, archive, content), running)
 
     def status(self) -> dict[str, Any]:
         """What is up, as plain data."""
         docker = self._docker()
-        datacenters = []
-        for datacenter in self.topology.datacenters:
-            nodes = self._nodes_or_none(datacenter.name)
-            datacenters.append(
-                {
-                    "name": datacenter.name,
-                    "kubeconfig": str(self.kubeconfig(datacenter.name)),
-                    "answers": nodes is not None,
-                    "nodes": [asdict(node) for node in nodes or []],
-                    "containers": docker.running(f"{kind.CLUSTER_LABEL}={kind.cluster_name(datacenter.name)}"),
-                }
-            )
-        lines = [asdict(border.state(docker, self.topology, index)) for index in range(len(self.topology.lines))]
+
+        def one(cluster: Cluster) -> dict[str, Any]:
+            nodes = cluster.nodes()
+            return {
+                "name": cluster.name,
+                "kubeconfig": str(cluster.kubeconfig),
+                "answers": nodes is not None,
+                "nodes": [
+                    {key: value for key, value in asdict(node).items() if key != "heard"} for node in nodes or []
+                ],
+                "containers": cluster.containers(),
+            }
+
         return {
             "docker": {"private": docker.private, "socket": docker.socket},
-            "datacenters": datacenters,
-            "lines": lines,
+            "datacenters": self._each(one, self._clusters(docker)),
+            "lines": [asdict(border.state(docker, self.topology, index)) for index in range(len(self.topology.lines))],
         }
 
     # Inside
 
-    def _block(self, name: str) -> addresses.Block:
-        return addresses.block(self.topology.index(name))
+    def _clusters(self, docker: Docker) -> list[Cluster]:
+        return [
+            Cluster(docker, self.topology, datacenter, self.state, self.log, self._interrupted)
+            for datacenter in self.topology.datacenters
+        ]
 
-    def _workers(self, datacenter: Datacenter) -> Iterator[tuple[str, NodeGroup]]:
-        yield from zip(kind.node_names(datacenter)[1:], datacenter.groups(), strict=True)
+    def _cluster(self, name: str) -> Cluster:
+        return self._clusters(self._docker())[self.topology.index(name)]
 
-    def _each(self, work: Callable[[Datacenter], T]) -> list[T]:
-        return parallel(work, self.topology.datacenters, self._interrupted)
-
-    def _until(self, look: Callable[[], T | None], deadline: float, problem: str) -> T:
-        """The first answer that is not None.
-
-        :raises DatacenterError: none before the deadline (of time.monotonic), or interrupted.
-        """
-        while (answer := look()) is None:
-            if self._interrupted.wait(0.5) or time.monotonic() > deadline:
-                raise DatacenterError(problem)
-        return answer
-
-    def _kind_kubeconfig(self, name: str) -> Path:
-        """kind's own kubeconfig. Being there means that kind finished the cluster."""
-        return self.state / "kind" / f"{name}.kubeconfig"
-
-    def _write_kubeconfig(self, docker: Docker, name: str) -> None:
-        """Our kubeconfig: kind's, or, for a private daemon, with the node's own address in place of its loopback."""
-        text = self._kind_kubeconfig(name).read_text()
-        if docker.private:
-            control_plane = f"{kind.cluster_name(name)}-control-plane"
-            template = '{{(index .NetworkSettings.Networks "' + kind.network_name(name) + '").IPAddress}}'
-            address = docker.run("inspect", "--format", template, control_plane).stdout.strip()
-            lines = [
-                f"{line.partition('server:')[0]}server: https://{address}:6443" if "server:" in line else line
-                for line in text.splitlines()
-            ]
-            text = "\n".join([*lines, ""])
-        target = self.kubeconfig(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or target.read_text() != text:
-            target.touch(mode=0o600)
-            target.write_text(text)
-
-    def _kubectl(self, name: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [str(tool("kubectl", self.log)), "--kubeconfig", str(self.kubeconfig(name)), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, input=text or "", check=False, timeout=300)
-
-    def _nodes(self, name: str) -> list[Node]:
-        nodes = self._nodes_or_none(name)
-        if nodes is None:
-            raise DatacenterError(f"{name}: its API server does not answer")
-        return nodes
-
-    def _nodes_or_none(self, name: str) -> list[Node] | None:
-        result = self._kubectl(name, "get", "nodes", "--output=json", "--request-timeout=5s")
-        if result.returncode != 0:
-            return None
-        return [parse_node(item) for item in json.loads(result.stdout)["items"]]
+    def _each(self, work: Callable[[Cluster], T], clusters: Sequence[Cluster]) -> list[T]:
+        return parallel(work, clusters, self._interrupted)
 
     def _node_name(self, node: str) -> str:
         """Full name of a node or border router, given with or without our prefix."""
@@ -475,13 +297,40 @@ class Datacenters:
                 return candidate
         raise TopologyError(f"there is no node {node!r}: name one of {', '.join(names)}")
 
-    def _waiting_for(self) -> str:
-        parts = []
-        for datacenter in self.topology.datacenters:
-            nodes = self._nodes_or_none(datacenter.name) if self.kubeconfig(datacenter.name).exists() else None
-            ready = sum(node.ready for node in nodes or [])
-            parts.append(f"{datacenter.name} {ready} of {1 + len(datacenter.groups())} nodes Ready")
-        return ", ".join(parts)
+
+def load_into(docker: Docker, node: str, archive: Path, content: Sequence[oci.Held]) -> None:
+    """Load an archive into a node's image store, without the layers that it has unpacked already.
+
+    :raises DatacenterError: the node's containerd refused it.
+    """
+    ctr = ("ctr", "--namespace", "k8s.io")
+    listed = docker.exec(node, *ctr, "images", "list").splitlines()
+    held = {(fields[0], fields[2]) for fields in map(str.split, listed) if len(fields) > 2}
+    if all((image.name, image.digest) in held for image in content):
+        return
+    snapshots = docker.exec(node, *ctr, "snapshots", "list").split()
+    present = {layer for image in content for layer in image.layers_held(snapshots)}
+    command = docker.command("exec", "-i", node, *ctr, "images", "import", "--local", "--discard-unpacked-layers", "-")
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, env=docker.environment(), stdin=subprocess.PIPE, stdout=output, stderr=output
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            oci.copy_archive(archive, process.stdin, without=present)
+        if process.wait() != 0:
+            output.seek(0)
+            raise DatacenterError(f"{node}: {archive} could not be loaded: {output.read().decode()[-2000:]}")
+
+
+def waiting_for(clusters: Sequence[Cluster]) -> str:
+    """How far the clusters are, in words."""
+    parts = []
+    for cluster in clusters:
+        nodes = cluster.nodes() if cluster.kubeconfig.exists() else None
+        ready = sum(node.ready for node in nodes or [])
+        parts.append(f"{cluster.name} {ready} of {len(kind.node_names(cluster.datacenter))} nodes Ready")
+    return ", ".join(parts)
 
 
 def remove_ours(docker: Docker) -> None:
@@ -492,21 +341,6 @@ def remove_ours(docker: Docker) -> None:
     networks = docker.run("network", "ls", "--quiet", "--filter", f"name=^{kind.PREFIX}").stdout.split()
     if networks:
         docker.run("network", "rm", *networks)
-
-
-def parse_node(item: dict[str, Any]) -> Node:
-    """A node from the API server's document."""
-    status, metadata = item["status"], item["metadata"]
-    addresses_found = [entry["address"] for entry in status.get("addresses", []) if entry["type"] == "InternalIP"]
-    conditions = {entry["type"]: entry["status"] for entry in status.get("conditions", [])}
-    return Node(
-        name=metadata["name"],
-        ready=conditions.get("Ready") == "True",
-        address=addresses_found[0] if addresses_found else "",
-        pod_range=item["spec"].get("podCIDR", ""),
-        accelerator=metadata.get("labels", {}).get("prfaas.io/accelerator"),
-        gpus=int(status.get("allocatable", {}).get("nvidia.com/gpu", "0")),
-    )
 
 
 def parallel(work: Callable[[Any], T], items: Sequence[Any], interrupted: threading.Event | None = None) -> list[T]:
@@ -521,9 +355,3 @@ def parallel(work: Callable[[Any], T], items: Sequence[Any], interrupted: thread
             if interrupted:
                 interrupted.set()
             raise
-
-
-def last_line(file: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in file.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -9,6 +9,7 @@ on the command line as they do inside.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -155,13 +156,17 @@ class PrivateDaemon:
             return None
         return int(pid) if start_time(int(pid)) == started else None
 
+    def answers(self) -> bool:
+        """Whether it runs and answers."""
+        return self.pid() is not None and self.handle().run("version", check=False, timeout=20).returncode == 0
+
     def start(self, log: Log = say) -> Docker:
         """The running daemon, started if it is not. Left-overs of a killed one are removed first.
 
         :raises DockerError: not root, or the daemon did not come up (its log is in the message).
         """
         docker = self.handle()
-        if self.pid() and docker.run("version", check=False, timeout=20).returncode == 0:
+        if self.answers():
             return docker
         if os.geteuid() != 0:
             raise DockerError(
@@ -273,6 +278,8 @@ class PrivateDaemon:
         if before.exists():
             restore_machine(json.loads(before.read_text()))
         remove(self.state)
+        if (self.data / "containers").exists() and any((self.data / "containers").iterdir()):
+            remove(self.data)  # killed under way: the store may be torn, and the image is quickly loaded again
 
     def _end(self, pid: int) -> None:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -338,8 +345,14 @@ def write_sysctl(name: str, value: str) -> None:
 
 
 def remove_cgroups(name: str) -> None:
-    """Remove the (empty) cgroups of a name in every hierarchy."""
+    """Remove the cgroups of a name in every hierarchy, once the last processes in them are gone."""
     for top in [Path("/sys/fs/cgroup") / name, *Path("/sys/fs/cgroup").glob(f"*/{name}")]:
-        folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
-        for folder in folders:
-            folder.rmdir()
+        for folder, _, _ in os.walk(top, topdown=False):
+            for attempt in itertools.count():
+                try:
+                    Path(folder).rmdir()
+                    break
+                except OSError:
+                    if attempt == 50:
+                        raise
+                    time.sleep(0.1)

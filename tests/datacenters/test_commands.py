@@ -13,6 +13,7 @@ import yaml
 
 from e2e.datacenters import addresses, border, build, datacenters, docker, kind
 from e2e.datacenters.cache import versions
+from e2e.datacenters.cluster import Cluster
 from e2e.datacenters.datacenters import DatacenterError, Datacenters
 from e2e.datacenters.docker import Docker, DockerError, users_daemon
 from e2e.datacenters.topology import load_topology
@@ -49,6 +50,11 @@ def recorded(**answers: tuple[int, str]) -> RecordedDocker:
     object.__setattr__(made, "asked", [])
     object.__setattr__(made, "answers", {key.replace("_", " "): value for key, value in answers.items()})
     return made
+
+
+def west(engine: Docker) -> Cluster:
+    topology = load_topology()
+    return Cluster(engine, topology, topology.datacenters[1], docker.state_root(), lambda _: None)
 
 
 @pytest.fixture
@@ -124,8 +130,7 @@ def test_kind_is_called_with_the_datacenters_network_and_a_configuration(
     monkeypatch.setenv("PATH", f"{own_folders / 'bin'}:{os.environ['PATH']}")
     build.from_path.cache_clear()
     try:
-        them = Datacenters(log=lambda _: None)
-        them._create_cluster(recorded(network_inspect=(1, "")), them.topology.datacenters[1], STOCK)
+        west(recorded(network_inspect=(1, ""))).create(STOCK)
     finally:
         build.from_path.cache_clear()
     work = own_folders / "state" / "prfaas" / "kind"
@@ -146,9 +151,8 @@ def test_a_cluster_that_kind_cannot_make_is_not_taken_for_made(
     monkeypatch.setenv("PATH", f"{own_folders / 'bin'}:{os.environ['PATH']}")
     build.from_path.cache_clear()
     try:
-        them = Datacenters(log=lambda _: None)
         with pytest.raises(DatacenterError, match=r"kind could not create west \(log: .*west.log\):\nout of memory"):
-            them._create_cluster(recorded(), them.topology.datacenters[1], STOCK)
+            west(recorded()).create(STOCK)
     finally:
         build.from_path.cache_clear()
     assert not (own_folders / "state/prfaas/kind/west.kubeconfig").exists()
