@@ -12,31 +12,26 @@ PYTEST := $(BIN)/pytest
 TRACE ?=
 REQUESTS ?= 120
 
-# A Debian package for every program that neither Python wheels nor Go modules bring.
-DEBIAN_PACKAGES := mmdebstrap:mmdebstrap ip:iproute2 nft:nftables iptables:iptables nsenter:util-linux git:git curl:curl
-
 export PYTHONUNBUFFERED := 1
 
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
+# What the datacenters need of Debian is unpacked into the cache, not installed (docs/datacenters.md). Only Python's own
+# venv module is a package that a fresh machine may lack.
 .PHONY: system
 system:
-	@missing=(); for entry in $(DEBIAN_PACKAGES); do \
-	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${entry%%:*}" >/dev/null || missing+=("$${entry##*:}"); done; \
-	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-	  command -v apt-get >/dev/null || { echo "install these first: $${missing[*]}" >&2; exit 1; }; \
-	  echo "installing Debian packages: $${missing[*]}"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null; fi
 	@command -v go >/dev/null || { echo "go is not on PATH: the datacenters are built from Go modules (Go 1.26 or later)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed, as python3 or PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { command -v apt-get >/dev/null && echo "installing python3-venv" && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; } || \
+	  { echo "Python's venv module is missing: install python3-venv" >&2; exit 1; }
 
 # The virtual environment is made again only when the lock changes.
 VENV_STAMP := $(VENV)/.made-from-$(shell sha256sum locks/dev.txt pyproject.toml | sha256sum | cut -c1-16)
 $(VENV_STAMP): locks/dev.txt pyproject.toml
 	@echo "making the virtual environment from locks/dev.txt"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed" >&2; exit 1; }
 	@rm -f $(VENV)/.made-from-*
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt

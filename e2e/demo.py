@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from pathlib import Path
 
 from e2e import images
 from e2e.client import Outcome, replay
+from e2e.datacenters.build import BuildError, tool
 from e2e.datacenters.cache import progress, say
 from e2e.datacenters.datacenters import DatacenterError, Datacenters
 from e2e.datacenters.docker import DockerError
+from e2e.images import ImageError
 from e2e.report import table
 from e2e.stack import LineMeter, Stack, StackError
 from e2e.workload import Ask, WorkloadError, from_paper, from_trace
@@ -71,7 +74,7 @@ async def run(stack: Stack, asks: Sequence[Ask]) -> int:
 
 def look_around(stack: Stack) -> str:
     """Five commands to try next."""
-    kubectl = "kubectl" if Path("/usr/bin/kubectl").exists() else str(stack.datacenters.kubeconfig("east"))
+    kubectl = "kubectl" if shutil.which("kubectl") else str(tool("kubectl"))
     east, west = (f"{kubectl} --kubeconfig {stack.datacenters.kubeconfig(name)}" for name in ("east", "west"))
     body = '{"model": "kimi-linear", "prompt": "The line between two halls", "max_tokens": 8}'
     return "\n".join(
@@ -102,7 +105,7 @@ def main() -> int:
         status = asyncio.run(run(stack, asks))
         print(look_around(stack))
         return status
-    except (DatacenterError, DockerError, StackError, WorkloadError) as error:
+    except (BuildError, DatacenterError, DockerError, ImageError, StackError, WorkloadError) as error:
         say(f"error: {error}")
         return 1
 
