@@ -110,8 +110,8 @@ def version_stamp(version: str) -> str:
 
 
 def go_environment() -> dict[str, str]:
-    """Environment of a Go build: static binaries, and the module's go.sum as it is."""
-    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    """Environment of a Go build: static binaries, go.sum as it is, and nothing of this checkout's commit in them."""
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 
 
 def compile_program(name: str, target: Path, log: Log) -> None:

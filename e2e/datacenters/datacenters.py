@@ -214,6 +214,10 @@ class Datacenters:
             raise DatacenterError(f"{name}: its API server does not answer")
         return {node.name: node.address for node in nodes}
 
+    def api_server(self, name: str) -> str:
+        """URL of a datacenter's API server as its peers reach it, over the line."""
+        return f"https://{self.node_addresses(name)[kind.node_names(self._cluster(name).datacenter)[0]]}:6443"
+
     def set_line(self, one: str, other: str, *, rate: str | None = None, up: bool | None = None) -> None:
         """Change a line's capacity (`"400mbit"`, each direction), cut it, or join it again."""
         index = self.topology.line_index(one, other)

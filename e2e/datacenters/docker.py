@@ -272,7 +272,8 @@ class PrivateDaemon:
         if pid:
             with progress("stopping the private Docker daemon", log=log):
                 self._end(pid)
-        subprocess.run(["ip", "link", "delete", HOST_LINK], capture_output=True, check=False)
+        environment = host_environment(host_packages(log))
+        subprocess.run(["ip", "link", "delete", HOST_LINK], env=environment, capture_output=True, check=False)
         remove_cgroups(self.cgroup)
         before = self.state / "before.json"
         if before.exists():

@@ -58,8 +58,7 @@ def crossed(before: dict[str, Traffic], after: dict[str, Traffic], direction: st
 
 def reaches_api(datacenters: Datacenters, node: str, peer: str) -> bool:
     """Whether a node gets an answer from the API server of a datacenter."""
-    address = datacenters.node_addresses(peer)[f"prfaas-{peer}-control-plane"]
-    check = f"curl --silent --insecure --max-time 3 https://{address}:6443/readyz"
+    check = f"curl --silent --insecure --max-time 3 {datacenters.api_server(peer)}/readyz"
     return datacenters.exec_in_node(node, "sh", "-c", check, check=False) == "ok"
 
 
