@@ -39,6 +39,10 @@ ALIKE = {
     ),
 }
 DRIFT = {
+    "a port of another protocol": (
+        pod({"name": "a", "ports": [{"containerPort": 8000, "protocol": "UDP"}]}),
+        pod({"name": "a", "ports": [{"containerPort": 8000}]}),
+    ),
     "an image": (pod({**CONTAINER, "image": "e:2"}), pod(CONTAINER)),
     "a container removed": (pod({"name": "mesh"}), pod(CONTAINER)),
     "an argument added": (pod({"name": "a", "args": ["x", "y"]}), pod({"name": "a", "args": ["x"]})),
@@ -107,7 +111,15 @@ def test_a_changed_number_is_always_seen(obj: dict[str, Any], member: str, numbe
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1500m", "1.5"), ("2Gi", str(2 * 1024**3)), ("1e3", "1000"), ("3k", "3000"), (8, "8"), ("0.5", "0.5")],
+    [
+        ("1500m", "1.5"),
+        ("1e3", "1000"),
+        ("2E2", "200"),
+        (8, "8"),
+        ("0.5", "0.5"),
+        *((f"3{unit}", str(3 * 1000**power)) for power, unit in enumerate("kMGTPE", start=1)),
+        *((f"2{unit}i", str(2 * 1024**power)) for power, unit in enumerate("KMGTPE", start=1)),
+    ],
 )
 def test_quantities(text: object, value: str) -> None:
     assert parse_quantity(text) == Decimal(value)

@@ -310,6 +310,22 @@ def test_an_unchanged_lease_keeps_the_time_of_its_first_sight() -> None:
     assert first.free_at("x", 15.0) == 100.0
 
 
+@pytest.mark.parametrize("times", [(15, 10, 10), (10, 10, 2), (15, 10, 0)])
+def test_times_that_cannot_be_safe_are_refused(times: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="0 < retry_period < renew_deadline < lease_duration"):
+        ElectionTimes(*times)
+
+
+def test_one_hanging_renewal_leaves_time_for_another() -> None:
+    assert 2 * TIMES.request_timeout <= TIMES.renew_deadline
+
+
+def test_a_lease_written_with_a_longer_duration_is_respected() -> None:
+    lease = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 60}}
+    assert observe(lease, 100.0, None).free_at("me", 15.0) == 160.0
+    assert observe({"metadata": {"resourceVersion": "7"}}, 100.0, None).free_at("me", 15.0) == 100.0
+
+
 _faults = st.lists(
     st.tuples(
         st.floats(0, 120), st.floats(0.1, 40), st.sampled_from(["refuse", "hang", "lose answer", "hang after", "bug"])

@@ -73,6 +73,7 @@ REFUSED = {
     "a user in the URL": (variant("clusters/0/cluster/server", "https://u:p@east"), "must be https://host"),
     "no host": (variant("clusters/0/cluster/server", "https://:443"), "must be https://host"),
     "a port that is none": (variant("clusters/0/cluster/server", "https://east:port"), "is not a URL"),
+    "port zero": (variant("clusters/0/cluster/server", "https://east:0"), "must be https://host"),
     "no server": (variant("clusters/0/cluster/server", ...), r"clusters\[c\].cluster.server: must be a non-empty"),
     "no credentials": (variant("users/0/user/token", ...), "neither a token nor a client certificate"),
     "half a certificate": (

@@ -152,6 +152,15 @@ def test_no_ready_instance_and_a_bad_address_are_said() -> None:
     assert names(assessment) == ["b"]
 
 
+def test_endpoints_left_out_are_named_and_no_more_than_three() -> None:
+    bad = [endpoint(f"bad-{index}", f"127.0.0.{index}") for index in range(1, 6)]
+    finding = assess(spec(), seen(endpoints=[*bad, endpoint("good", "10.0.0.1")]), LOCAL).find(Type.ENDPOINTS_MIRRORED)
+    assert (finding.status, finding.reason) == (True, Reason.MIRRORED)
+    assert finding.message.startswith("left out: endpoint bad-1: 127.0.0.1 is a loopback address; endpoint bad-2")
+    assert finding.message.count("endpoint ") == 3
+    assert assess(spec(), seen(), LOCAL).find(Type.ENDPOINTS_MIRRORED).message == ""
+
+
 def test_the_end_at_the_prefill_pool_mirrors_nothing_and_is_complete() -> None:
     link = spec(
         local={"kind": "PrfaaSCluster", "name": "h200"},

@@ -109,3 +109,4 @@ def test_a_name_that_is_no_host_name_is_not_made_one() -> None:
     long = "a" * 64
     piece = objects(endpoint(long, "10.0.0.1"), endpoint("a.b", "10.0.0.2"))[1]
     assert [each.get("hostname") for each in piece["endpoints"]] == [None, None]
+    assert objects(endpoint("a" * 63, "10.0.0.1"))[1]["endpoints"][0]["hostname"] == "a" * 63
