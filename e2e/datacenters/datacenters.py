@@ -164,7 +164,12 @@ class Datacenters:
         if not file.exists():
             raise DatacenterError(NOT_UP)
         if json.loads(file.read_text())["private"]:
-            return PrivateDaemon(self.state).handle()
+            daemon = PrivateDaemon(self.state)
+            if daemon.pid() is None:
+                raise DatacenterError(
+                    "the private Docker daemon is gone: `up` makes the datacenters anew, `down` clears up"
+                )
+            return daemon.handle()
         mine = users_daemon()
         if mine is None:
             raise DockerError("the Docker daemon that runs the datacenters does not answer: start it")
@@ -186,8 +191,17 @@ class Datacenters:
             archive = node_archive(self.log)
             with progress("loading the node image", log=self.log):
                 docker.run("load", "--input", str(archive), timeout=600)
+            self._remove_other_images(docker, name)
         self.log(f"node image: our own build ({reason})")
         return name
+
+    def _remove_other_images(self, docker: Docker, kept: str) -> None:
+        """Forget node images of earlier builds; Docker refuses where one is in use."""
+        repository = kept.partition(":")[0]
+        listed = docker.run("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).stdout.split()
+        for name in listed:
+            if name != kept:
+                docker.run("image", "rm", name, check=False)
 
     # Using them
 

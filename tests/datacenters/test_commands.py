@@ -16,6 +16,7 @@ from e2e.datacenters.cache import versions
 from e2e.datacenters.cluster import Cluster
 from e2e.datacenters.datacenters import DatacenterError, Datacenters
 from e2e.datacenters.docker import Docker, DockerError, users_daemon
+from e2e.datacenters.nodeimage import image_name
 from e2e.datacenters.topology import load_topology
 
 STOCK = str(versions()["kind"]["image"])
@@ -113,9 +114,11 @@ def test_our_own_node_image_is_loaded_where_no_registry_is_reachable(
     said: list[str] = []
     engine = recorded(image_inspect=(1, ""))
     engine.answers["pull --quiet"] = (1, "no route to host")
+    engine.answers["image ls"] = (0, f"{image_name()}\nlocalhost/prfaas-node:old\n")
     name = Datacenters(log=said.append)._node_image(engine)
     assert name.startswith("localhost/prfaas-node:")
-    assert engine.asked[-2:] == [["image", "inspect", name], ["load", "--input", "/cache/image.tar"]]
+    assert engine.asked[2:4] == [["image", "inspect", name], ["load", "--input", "/cache/image.tar"]]
+    assert [asked for asked in engine.asked[4:] if asked[1] == "rm"] == [["image", "rm", "localhost/prfaas-node:old"]]
     assert said[-1] == f"node image: our own build ({STOCK.partition('@')[0]} cannot be pulled)"
 
 
@@ -275,6 +278,14 @@ def test_a_range_that_the_machine_has_already_is_not_taken(monkeypatch: pytest.M
 def test_nothing_up_is_told_with_the_remedy(own_folders: Path) -> None:
     with pytest.raises(DatacenterError, match=r"no datacenters are up: run `python -m e2e.datacenters up`"):
         Datacenters.running()
+
+
+def test_a_daemon_that_is_gone_is_told_with_the_remedy(own_folders: Path) -> None:
+    state = own_folders / "state" / "prfaas"
+    state.mkdir(parents=True)
+    (state / "docker.json").write_text('{"private": true}')
+    with pytest.raises(DatacenterError, match="the private Docker daemon is gone: `up` makes the datacenters anew"):
+        Datacenters().status()
 
 
 def test_the_cache_is_not_cleaned_under_datacenters_that_are_up(own_folders: Path) -> None:
