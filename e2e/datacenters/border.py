@@ -189,9 +189,15 @@ def set_rate(docker: Docker, topology: Topology, index: int, rate: str) -> None:
 def set_up(docker: Docker, topology: Topology, index: int, up: bool) -> None:
     """Join or cut a line: while it is cut, packets vanish, as they would."""
     for name, device in ends(docker, topology, index):
-        docker.exec(name, "nft", "-f", "-", text=f'add element ip prfaas cut {{ "{device}" }}\n')
-        if up:
-            docker.exec(name, "nft", "-f", "-", text=f'delete element ip prfaas cut {{ "{device}" }}\n')
+        if up is (device in cut_devices(docker, name)):
+            verb = "delete" if up else "add"
+            docker.exec(name, "nft", "-f", "-", text=f'{verb} element ip prfaas cut {{ "{device}" }}\n')
+
+
+def cut_devices(docker: Docker, name: str) -> set[str]:
+    """Interfaces of a border router whose line is cut."""
+    listed = json.loads(docker.exec(name, "nft", "--json", "list", "set", "ip", "prfaas", "cut"))
+    return {device for entry in listed["nftables"] for device in entry.get("set", {}).get("elem", [])}
 
 
 def ends(docker: Docker, topology: Topology, index: int) -> list[tuple[str, str]]:
@@ -213,9 +219,7 @@ def state(docker: Docker, topology: Topology, index: int) -> LineState:
     if not found:
         raise DockerError(f"the line at {name} is not shaped: {classes.strip() or 'no class'}")
     rate = float(found[1]) * {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}[found[2]]
-    listed = json.loads(docker.exec(name, "nft", "--json", "list", "set", "ip", "prfaas", "cut"))
-    elements = [element for entry in listed["nftables"] for element in entry.get("set", {}).get("elem", [])]
-    return LineState(topology.lines[index].between, rate, device not in elements)
+    return LineState(topology.lines[index].between, rate, device not in cut_devices(docker, name))
 
 
 def traffic(docker: Docker, topology: Topology, index: int) -> dict[str, Traffic]:

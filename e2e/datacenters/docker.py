@@ -8,6 +8,7 @@ on the command line as they do inside.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -283,17 +284,16 @@ class PrivateDaemon:
             remove(self.data)  # killed under way: the store may be torn, and the image is quickly loaded again
 
     def _end(self, pid: int) -> None:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for child in children:  # the namespace's first process: asked first, so that Docker writes its state down
-            os.kill(int(child), signal.SIGTERM)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end by itself meanwhile
+            # The namespace's first process is asked, so that Docker writes its state down.
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                os.kill(int(child), signal.SIGTERM)
         for seconds, last_resort in ((20.0, signal.SIGKILL), (20.0, None)):
             deadline = time.monotonic() + seconds
             while start_time(pid) and time.monotonic() < deadline:
                 time.sleep(0.1)
             if last_resort and start_time(pid):
-                for process in [*map(int, children), pid]:
-                    if start_time(process):
-                        os.kill(process, last_resort)
+                os.kill(pid, last_resort)  # takes its child along, and that the whole namespace
 
 
 def start_time(pid: int) -> str:
