@@ -20,7 +20,7 @@ import pytest
 
 from e2e.datacenters.build import tool
 from e2e.datacenters.cache import cache_root, tools_cache
-from e2e.datacenters.debian import host_packages
+from e2e.datacenters.debian import host_environment, host_packages
 from e2e.datacenters.docker import SYSCTLS, read_sysctl
 from e2e.datacenters.nodeimage import node_archive
 
@@ -46,7 +46,7 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         own = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CACHE_HOME": str(self.folder / "cache")}
-        return {**os.environ, **own}
+        return {**host_environment(host_packages()), **own}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`python -m e2e.datacenters` in a process group of its own, as a terminal would start it."""
@@ -94,10 +94,13 @@ class Machine:
             select.select([handle], [], [], 30)  # readable once the process has ended
             os.close(handle)
 
+    def ip(self, *arguments: str) -> str:
+        command, environment = self.command("ip", *arguments), self.environment()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
     def traces(self) -> dict[str, list[str]]:
         """What datacenters may leave on a machine, cache aside."""
-        links = subprocess.run(self.command("ip", "-brief", "link"), capture_output=True, text=True, check=True).stdout
-        routes = subprocess.run(self.command("ip", "route"), capture_output=True, text=True, check=True).stdout
+        links, routes = self.ip("-brief", "link"), self.ip("route")
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
         own = str(self.folder).encode()
         running = [p.parent.name for p in Path("/proc").glob("[0-9]*/cmdline") if own in read_if_there(p)]
@@ -132,9 +135,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         (cache / folder.name).symlink_to(cache_root() / folder.name)
     network = tmp_path / "network"
     network.touch()
-    subprocess.run(["unshare", f"--net={network}", "ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["unshare", f"--net={network}", "true"], check=True)
     (tmp_path / "solo.yaml").write_text(SOLO)
     machine = Machine(tmp_path, network)
+    machine.ip("link", "set", "lo", "up")
     try:
         yield machine
     finally:

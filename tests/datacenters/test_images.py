@@ -1,0 +1,80 @@
+"""The project's image: what is in it, and that a change of code is a change of its last layer only."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from e2e import images
+from e2e.datacenters.oci import LayerWriter, read_archive
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A small package in place of ours, and small lower layers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    package = tmp_path / "prfaas"
+    (package / "cli").mkdir(parents=True)
+    (package / "__init__.py").write_text("x = 1\n")
+    (package / "cli" / "main.py").write_text("def main(): return 0\n")
+    monkeypatch.setattr(images, "PACKAGE", package)
+
+    def layer(name: str) -> Path:
+        target = tmp_path / f"{name}.tar"
+        with LayerWriter(target) as writer:
+            writer.data(f"lower/{name}", name.encode())
+        return target
+
+    monkeypatch.setattr(images, "debian_root", lambda *_: layer("base"))
+    monkeypatch.setattr(images, "_wheels", lambda *_: layer("wheels"))
+    return package
+
+
+def layer_names(archive: Path, digest: str) -> list[str]:
+    with tarfile.open(archive) as tar:
+        blob = tar.extractfile(f"blobs/sha256/{digest.removeprefix('sha256:')}")
+        assert blob is not None
+        with tarfile.open(fileobj=io.BytesIO(blob.read())) as layer:
+            return layer.getnames()
+
+
+def test_the_top_layer_holds_our_code_compiled_and_our_command(code: Path) -> None:
+    built = images.build(lambda _: None)
+    (image,) = read_archive(built.archive)
+    assert image.name == built.reference
+    names = layer_names(built.archive, image.layers[-1])
+    assert "usr/local/bin/prfaas" in names
+    assert f"{images.SITE}/prfaas/cli/main.py" in names
+    assert any(name.startswith(f"{images.SITE}/prfaas/cli/__pycache__/main.cpython-311") for name in names)
+
+
+def test_a_change_of_code_changes_the_last_layer_only(code: Path) -> None:
+    (before,) = read_archive(images.build(lambda _: None).archive)
+    (code / "__init__.py").write_text("x = 2\n")
+    (after,) = read_archive(images.build(lambda _: None).archive)
+    assert before.layers[:2] == after.layers[:2]
+    assert before.layers[2] != after.layers[2]
+
+
+def test_the_same_code_is_the_same_image_and_is_not_assembled_twice(code: Path) -> None:
+    said: list[str] = []
+    first = images.build(said.append)
+    assert said != []
+    said.clear()
+    (code / "cli" / "__pycache__").mkdir()
+    (code / "cli" / "__pycache__" / "main.cpython-311.pyc").write_bytes(b"left over")
+    (code / "__init__.py").touch()
+    assert images.build(said.append) == first
+    assert said == []
+
+
+def test_wheels_are_taken_by_hash_and_for_the_images_python(tmp_path: Path) -> None:
+    command = images.install_command(tmp_path)
+    assert "--require-hashes" in command
+    assert "--only-binary=:all:" in command
+    assert command[command.index("--python-version") + 1] == "3.11"
+    assert command[-1] == str(images.LOCK)
+    assert "--hash=sha256:" in images.LOCK.read_text()
