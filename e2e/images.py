@@ -22,8 +22,8 @@ from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "locks" / "runtime.txt"
 PACKAGE = ROOT / "operator" / "prfaas"
-REFERENCE = "localhost/prfaas:dev"
-"""Name under which the nodes know the image; the samples of the demo say it."""
+SAMPLES_REFERENCE = "localhost/prfaas:dev"
+"""What the demo's samples call the image. The real tag is a hash of the content, so that new code means new pods."""
 PYTHON = "3.11"
 """Debian 12's Python."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
@@ -54,21 +54,22 @@ def build(log: Log = say) -> Built:
     folder = cache_root() / "image"
     with locked(folder, log):
         staging = _stage(folder)
-        archive = folder / f"prfaas-{tree_hash([LOCK, staging, Path(__file__)])}.tar"
-        if archive.exists():
-            return Built(REFERENCE, archive)
+        content = tree_hash([LOCK, staging, Path(__file__)])
+        built = Built(f"{SAMPLES_REFERENCE.partition(':')[0]}:{content}", folder / f"prfaas-{content}.tar")
+        if built.archive.exists():
+            return built
         base = debian_root("python", ["python3", "ca-certificates"], log)
         wheels = _wheels(folder, log)
         with progress("assembling the image", log=log):
             code = folder / "code.tar"
             _write_code(staging, code)
-            with atomically(archive) as partial:
+            with atomically(built.archive) as partial:
                 layers = tuple(Layer.of(layer) for layer in (base, wheels, code))
-                write_archive(partial, [Image(REFERENCE, layers, command=("prfaas", "--help"), user=USER)])
+                write_archive(partial, [Image(built.reference, layers, command=("prfaas", "--help"), user=USER)])
             for other in folder.glob("prfaas-*.tar"):
-                if other != archive:
+                if other != built.archive:
                     other.unlink()
-    return Built(REFERENCE, archive)
+    return built
 
 
 def _wheels(folder: Path, log: Log) -> Path:

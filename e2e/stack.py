@@ -20,6 +20,7 @@ from e2e.client import Target
 from e2e.datacenters.build import tool
 from e2e.datacenters.cache import Log, say
 from e2e.datacenters.datacenters import DatacenterError, Datacenters, parallel
+from e2e.images import SAMPLES_REFERENCE
 from e2e.report import LineUse, Scales
 from prfaas.api import labels
 from prfaas.api.base import GROUP
@@ -117,9 +118,11 @@ class Stack:
         self.datacenters.kubectl(datacenter, "apply", "-f", "-", text=json.dumps(listed))
 
     def apply_samples(self) -> None:
-        """The demo's samples in every datacenter."""
+        """The demo's samples in every datacenter, with the image that was built."""
         for datacenter in self.names:
-            self.datacenters.kubectl(datacenter, "apply", "-k", str(SAMPLES / datacenter))
+            samples = self.datacenters.kubectl(datacenter, "kustomize", str(SAMPLES / datacenter))
+            text = samples.replace(SAMPLES_REFERENCE, self.image)
+            self.datacenters.kubectl(datacenter, "apply", "-f", "-", text=text)
 
     def settle(self) -> None:
         """Back to what `install` and `apply_samples` made: nodes up, line up, operators running, samples Ready."""

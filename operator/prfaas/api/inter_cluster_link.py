@@ -152,7 +152,7 @@ class InterClusterLinkSpec(Ruled):
     probe: Probe = Probe()
     """How the peer's API is probed."""
     paused: bool = False
-    """While true the operator writes nothing for this link."""
+    """While true the operator changes nothing: only the status is written, and says so."""
 
 
 class _Status(ApiModel):

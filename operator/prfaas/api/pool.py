@@ -138,4 +138,4 @@ class PoolSpec(Ruled):
     rollout: RolloutSpec = RolloutSpec()
     """How changes reach the instances."""
     paused: bool = False
-    """While true the operator writes nothing for this object and its children."""
+    """While true the operator changes nothing: only the status is written, and says so."""
