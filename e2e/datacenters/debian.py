@@ -66,13 +66,14 @@ def unpack_missing(packages: Sequence[str], folder: Path) -> None:
 def host_environment(folder: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment in which the unpacked programs find each other, their libraries and Perl modules."""
     environment = dict(os.environ if base is None else base)
-    libraries = sorted(p for p in folder.glob("usr/lib/*-linux-gnu") if p.is_dir())
+    # Debian's packages put some files in /bin, /sbin and /lib, which on an installed system are links into /usr.
+    libraries = [p for pattern in ("usr/lib/*-linux-gnu", "lib/*-linux-gnu") for p in folder.glob(pattern)]
     perl = [
         p for pattern in ("usr/share/perl5", "usr/share/perl/5*", "usr/lib/*/perl*/5*") for p in folder.glob(pattern)
     ]
     extensions = [p / "xtables" for p in libraries if (p / "xtables").is_dir()]
     standard = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-    path = [str(folder / "usr/sbin"), str(folder / "usr/bin"), *standard]
+    path = [*(str(folder / name) for name in ("usr/sbin", "usr/bin", "sbin", "bin")), *standard]
     environment["PATH"] = ":".join(dict.fromkeys([*path, *environment.get("PATH", "").split(":")]))
     for variable, values in (("LD_LIBRARY_PATH", libraries), ("PERL5LIB", perl), ("XTABLES_LIBDIR", extensions)):
         if values:
