@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from prfaas.kube.kubeconfig import Credentials
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A self-signed certificate and its key."""
-    folder = tmp_path_factory.mktemp("pair")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=peer", "-keyout", str(folder / "key"), "-out", str(folder / "cert")]
-    subprocess.run(command, check=True, capture_output=True)
-    return (folder / "cert").read_text(), (folder / "key").read_text()
+PAIR = Path(__file__).parents[1] / "data" / "peer"
+
+
+@pytest.fixture
+def pair() -> tuple[str, str]:
+    """A self-signed certificate, good until 2126, and its key."""
+    return (PAIR / "cert.pem").read_text(), (PAIR / "key.pem").read_text()
 
 
 async def test_a_client_key_is_on_disk_only_while_it_is_loaded(
