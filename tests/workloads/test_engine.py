@@ -40,7 +40,7 @@ def revision(one: PrfaaSCluster) -> str:
     return wanted.revisions(Owner.of(one), one.spec)["prefill"]
 
 
-def pd(roles: dict[str, Any]) -> PDCluster:
+def pd(roles: dict[str, Any], **engine: Any) -> PDCluster:
     return PDCluster.model_validate(
         {
             "apiVersion": "prfaas.io/v1alpha1",
@@ -49,7 +49,7 @@ def pd(roles: dict[str, Any]) -> PDCluster:
             "spec": {
                 "model": {"name": "m"},
                 "gpusPerInstance": 1,
-                "engine": {"image": "i"},
+                "engine": {"image": "r.example/vllm:0.33.0", **engine},
                 "pool": {"instances": 2},
                 "roles": roles,
             },
@@ -143,6 +143,49 @@ def test_what_changes_kv_cache_changes_the_key(other: PrfaaSCluster) -> None:
 def test_both_ways_to_write_a_flag_give_one_key() -> None:
     split, joined = engine(args=["--kv-cache-dtype", "fp8", "--x"]), engine(args=["--x", "--kv-cache-dtype=fp8"])
     assert compatibility_key(split.spec) == compatibility_key(joined.spec)
+    assert compatibility_key(split.spec) == compatibility_key(engine(args=["--kv_cache_dtype", "fp8"]).spec)
+
+
+FP8 = ["--kv-cache-dtype", "fp8"]
+
+
+def test_a_pd_pools_key_is_that_of_a_prefill_pool_whose_kv_its_decode_instances_can_read() -> None:
+    plain, fp8 = compatibility_key(cluster().spec), compatibility_key(engine(args=FP8).spec)
+    assert compatibility_key(pd({}).spec) == plain
+    assert compatibility_key(pd({}, args=FP8).spec) == fp8
+    assert compatibility_key(pd({role: {"args": FP8} for role in ("prefill", "decode")}).spec) == fp8
+    # Of a pool whose roles differ, decode is what a peer's KV cache meets.
+    assert compatibility_key(pd({"decode": {"args": FP8}}).spec) == fp8
+    assert compatibility_key(pd({"prefill": {"args": FP8}}).spec) == plain
+
+
+@pytest.mark.parametrize(
+    ("roles", "engine_args", "path", "problem"),
+    [
+        ({"decode": {"args": FP8}}, [], "spec.roles.decode.args", "not given for prefill and 'fp8' for decode"),
+        ({"prefill": {"args": FP8}}, [], "spec.roles.prefill.args", "'fp8' for prefill and not given for decode"),
+        (
+            {"prefill": {"args": ["--kv_cache_dtype=auto"]}},
+            FP8,
+            "spec.roles.prefill.args",
+            "'auto' for prefill and 'fp8' for decode",
+        ),
+    ],
+)
+def test_roles_that_could_not_use_each_others_kv_are_an_error(
+    roles: dict[str, Any], engine_args: list[str], path: str, problem: str
+) -> None:
+    west = pd(roles, args=engine_args)
+    with pytest.raises(SpecError) as caught:
+        wanted.revisions(Owner.of(west), west.spec)
+    assert caught.value.path == path
+    assert f"--kv-cache-dtype is {problem}" in caught.value.problem
+    assert caught.value.remedy == "give it in spec.engine.args, for both"
+
+
+def test_roles_may_differ_in_all_else() -> None:
+    west = pd({"decode": {"args": ["--max-num-seqs", "8", *FP8]}}, args=FP8)
+    assert wanted.revisions(Owner.of(west), west.spec)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from prfaas.api import labels
 from prfaas.api.common import EnvVar, duration_seconds
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import EngineSpec, PoolSpec
+from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Object, digest
 
 CONTAINER = "engine"
@@ -116,10 +117,11 @@ def container(spec: PoolSpec, role: str, *, node_rank: str | None = None, headle
 def compatibility_key(spec: PoolSpec) -> str:
     """Hash of what must be equal at both ends for KV cache to be usable, as far as a spec shows it.
 
-    The engines compare more when they first meet. Of the image only the last part counts (`vllm:0.33.0`), since each
-    datacenter may have a registry of its own.
+    Of a PDCluster that is the form that its decode instances read, for they are the other end of every transfer;
+    `check_roles_agree` sees to it that its prefill instances write the same. The engines compare more when they first
+    meet. Of the image only the last part counts (`vllm:0.33.0`), since each datacenter may have a registry of its own.
     """
-    engine = engine_of(spec, labels.ROLE_PREFILL)
+    engine = engine_of(spec, labels.ROLE_DECODE if isinstance(spec, PDClusterSpec) else labels.ROLE_PREFILL)
     content = {
         "model": spec.model.name,
         "revision": spec.model.revision,
@@ -130,11 +132,34 @@ def compatibility_key(spec: PoolSpec) -> str:
     return digest(content, 16)
 
 
+def check_roles_agree(spec: PoolSpec) -> None:
+    """Raises SpecError when a PDCluster's own decode instances could not read what its prefill instances write."""
+    if not isinstance(spec, PDClusterSpec):
+        return
+    prefill, decode = (_kv_flags(engine_of(spec, role).args) for role in (labels.ROLE_PREFILL, labels.ROLE_DECODE))
+    differing = sorted(flag for flag in prefill.keys() | decode.keys() if prefill.get(flag) != decode.get(flag))
+    if not differing:
+        return
+    flag = differing[0]
+    role = "decode" if flag in _kv_flags(spec.roles.decode.args) else "prefill"
+    raise SpecError(
+        f"spec.roles.{role}.args",
+        f"{flag} is {_said(prefill.get(flag))} for prefill and {_said(decode.get(flag))} for decode: neither role "
+        "could use the other's KV cache",
+        "give it in spec.engine.args, for both",
+    )
+
+
+def _said(value: str | None) -> str:
+    return "not given" if value is None else repr(value) if value else "given"
+
+
 def _kv_flags(args: Sequence[str]) -> dict[str, str]:
-    """The arguments that shape KV cache, in either form (`--flag value`, `--flag=value`); the last one counts."""
+    """The arguments that shape KV cache, in any form (`--a-flag value`, `--a-flag=value`, `--a_flag`); the last counts."""
     found = {}
     for index, word in enumerate(args):
-        name, equals, value = word.partition("=")
+        written, equals, value = word.partition("=")
+        name = written.replace("_", "-")
         if name not in _KV_FLAGS:
             continue
         following = args[index + 1] if index + 1 < len(args) else ""
