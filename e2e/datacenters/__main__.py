@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.datacenters.build import BuildError, build_all
+from e2e.datacenters.build import build_all
 from e2e.datacenters.cache import say
-from e2e.datacenters.datacenters import DatacenterError, Datacenters
-from e2e.datacenters.debian import PackageError
-from e2e.datacenters.docker import DockerError, users_daemon
+from e2e.datacenters.datacenters import Datacenters
+from e2e.datacenters.docker import users_daemon
+from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.datacenters.nodeimage import node_archive
-from e2e.datacenters.topology import DEFAULT_TOPOLOGY, TopologyError, load_topology
+from e2e.datacenters.topology import DEFAULT_TOPOLOGY, load_topology
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,8 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(parsed)
-    except (BuildError, DatacenterError, DockerError, PackageError, TopologyError, ValueError) as error:
+        with in_words():
+            run(parsed)
+    except DatacentersError as error:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 
 from e2e.datacenters.cache import TOOLCHAIN, Log, atomically, locked, progress, say, tools_cache, versions
+from e2e.datacenters.errors import DatacentersError, in_words
 
 KUBE_PROGRAMS = (
     "etcd",
@@ -50,10 +51,11 @@ VERSION_ARGUMENTS = {
 }
 
 
-class BuildError(RuntimeError):
+class BuildError(DatacentersError):
     """A program could not be built; the message ends with the compiler's last lines."""
 
 
+@in_words()
 def tool(name: str, log: Log = say) -> Path:
     """Path of a program, built first if the cache lacks it (the first build of `kube` takes many minutes).
 

@@ -20,6 +20,7 @@ from e2e.datacenters import addresses, border, kind, oci_wrapper
 from e2e.datacenters.build import tool
 from e2e.datacenters.cache import Log, progress, remove, say
 from e2e.datacenters.docker import Docker, PrivateDaemon
+from e2e.datacenters.errors import DatacentersError
 from e2e.datacenters.topology import ACCELERATOR_LABEL, Datacenter, NodeGroup, Topology
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ DNS_QUESTION = r"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x08kube-dns\x0bkube-system\x03
 """For bash's printf: the A record of the DNS Service. No label of ten letters: a line feed would cut the packet."""
 
 
-class DatacenterError(RuntimeError):
+class DatacenterError(DatacentersError):
     """The datacenters are not as the call needs them; the message says what would put it right."""
 
 

@@ -23,6 +23,7 @@ from e2e.datacenters.build import tool
 from e2e.datacenters.cache import Log, cache_root, elapsed, locked, progress, remove, say, versions
 from e2e.datacenters.cluster import Cluster, DatacenterError
 from e2e.datacenters.docker import Docker, DockerError, PrivateDaemon, state_root, users_daemon
+from e2e.datacenters.errors import in_words
 from e2e.datacenters.nodeimage import image_name, node_archive
 from e2e.datacenters.topology import Topology, TopologyError, load_topology, parse_topology
 
@@ -55,6 +56,7 @@ class Datacenters:
 
     # Bringing up and taking down
 
+    @in_words()
     def up(self) -> None:
         """Bring everything up; do nothing where it is up. An interrupt takes down what this call began.
 
@@ -108,6 +110,7 @@ class Datacenters:
             cluster.create(self._node_image(cluster.docker))
             cluster.settle()
 
+    @in_words()
     def down(self) -> None:
         """Take everything down, whatever state it is in; what was never up is down."""
         with locked(cache_root() / "datacenters", self.log):
@@ -132,6 +135,7 @@ class Datacenters:
             self.state.parent.rmdir()
         self.log("datacenters: down")
 
+    @in_words()
     def clean_cache(self) -> None:
         """Remove everything that was built or fetched.
 
@@ -210,6 +214,7 @@ class Datacenters:
         self.topology.index(name)
         return self.state / "kubeconfig" / f"{name}.yaml"
 
+    @in_words()
     def kubectl(self, name: str, *arguments: str, check: bool = True, text: str | None = None) -> str:
         """Run kubectl against a datacenter with `text` as its input; what it printed.
 
@@ -217,10 +222,12 @@ class Datacenters:
         """
         return self._cluster(name).kubectl(*arguments, check=check, text=text)
 
+    @in_words()
     def exec_in_node(self, node: str, *arguments: str, check: bool = True, text: str | None = None) -> str:
         """Run a command in a node (or border router); what it printed."""
         return self._docker().exec(self._node_name(node), *arguments, check=check, text=text)
 
+    @in_words()
     def node_addresses(self, name: str) -> dict[str, str]:
         """Address of each node of a datacenter, by name."""
         nodes = self._cluster(name).nodes()
@@ -232,6 +239,7 @@ class Datacenters:
         """URL of a datacenter's API server as its peers reach it, over the line."""
         return f"https://{self.node_addresses(name)[kind.node_names(self._cluster(name).datacenter)[0]]}:6443"
 
+    @in_words()
     def set_line(self, one: str, other: str, *, rate: str | None = None, up: bool | None = None) -> None:
         """Change a line's capacity (`"400mbit"`, each direction), cut it, or join it again."""
         index = self.topology.line_index(one, other)
@@ -241,14 +249,17 @@ class Datacenters:
         if up is not None:
             border.set_up(docker, self.topology, index, up)
 
+    @in_words()
     def line(self, one: str, other: str) -> border.LineState:
         """A line as it is now."""
         return border.state(self._docker(), self.topology, self.topology.line_index(one, other))
 
+    @in_words()
     def line_counters(self, one: str, other: str) -> dict[str, border.Traffic]:
         """What crossed a line since it was made, by direction (`"east->west"`)."""
         return border.traffic(self._docker(), self.topology, self.topology.line_index(one, other))
 
+    @in_words()
     def node(self, node: str, action: NodeAction) -> None:
         """Stop a node in order, kill it, or start it again (which waits until it is Ready)."""
         docker, name = self._docker(), self._node_name(node)
@@ -257,6 +268,7 @@ class Datacenters:
             owner = next(cluster for cluster in self._clusters(docker) if name in kind.node_names(cluster.datacenter))
             owner.settle()
 
+    @in_words()
     def load(self, archive: Path) -> None:
         """Load an OCI image archive of ours into every node that runs workloads, as far as each lacks it."""
         docker = self._docker()
@@ -270,6 +282,7 @@ class Datacenters:
         with progress(f"loading {content[0].name} into {len(running)} nodes", log=self.log):
             parallel(lambda node: load_into(docker, node, archive, content), running)
 
+    @in_words()
     def status(self) -> dict[str, Any]:
         """What is up, as plain data."""
         docker = self._docker()

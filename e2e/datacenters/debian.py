@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e.datacenters.cache import VERSIONS_FILE, Log, atomically, cache_root, locked, progress, say, tree_hash, versions
+from e2e.datacenters.errors import DatacentersError, in_words
 
 HOST_PACKAGES = ("docker.io", "runc", "iptables", "iproute2", "mmdebstrap")
 """What the private Docker daemon and the building of root file systems need on the machine itself."""
 
 
-class PackageError(RuntimeError):
+class PackageError(DatacentersError):
     """Debian packages could not be fetched; the message ends with apt's own last lines."""
 
 
+@in_words()
 def host_packages(log: Log = say) -> Path:
     """Folder that holds the unpacked files of HOST_PACKAGES and of what they depend on and the machine lacks."""
     target = cache_root() / f"debian-{tree_hash([VERSIONS_FILE])}" / "host"
@@ -37,7 +39,10 @@ def host_packages(log: Log = say) -> Path:
 def unpack_missing(packages: Sequence[str], folder: Path) -> None:
     """Fetch the packages, and what they need, that the machine lacks; unpack them into the folder."""
     if not shutil.which("apt-get"):
-        raise PackageError("`apt-get` is not on PATH: without a Docker daemon of your own this needs Debian 12")
+        raise PackageError(
+            "`apt-get` is not on PATH: images are made of Debian packages, by apt-get and the mmdebstrap that it "
+            "fetches, whatever Docker runs them: use Debian 12"
+        )
     archives = folder / "var" / "archives"
     (archives / "partial").mkdir(parents=True)
     download = [
@@ -81,6 +86,7 @@ def host_environment(folder: Path, base: Mapping[str, str] | None = None) -> dic
     return environment
 
 
+@in_words()
 def debian_root(name: str, packages: Sequence[str], log: Log = say) -> Path:
     """Tar archive of a minimal Debian root with the packages, cached by the name and what goes in (about a minute)."""
     target = cache_root() / f"debian-{tree_hash([VERSIONS_FILE])}" / f"{name}-{name_hash(packages)}.tar"

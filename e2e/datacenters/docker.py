@@ -25,6 +25,7 @@ from pathlib import Path
 from e2e.datacenters import addresses, oci_wrapper
 from e2e.datacenters.cache import HERE, Log, cache_root, progress, remove, say
 from e2e.datacenters.debian import host_environment, host_packages
+from e2e.datacenters.errors import DatacentersError
 
 HOST_LINK = "prfaas0"
 """The machine's end of the veth pair into the private daemon's network."""
@@ -39,7 +40,7 @@ SYSCTLS = (
 INOTIFY_MINIMUM = {"fs.inotify.max_user_instances": 1024, "fs.inotify.max_user_watches": 262144}
 
 
-class DockerError(RuntimeError):
+class DockerError(DatacentersError):
     """No usable Docker daemon, or a docker command failed; the message ends with its last lines."""
 
 
@@ -81,20 +82,23 @@ class Docker:
     ) -> subprocess.CompletedProcess[str]:
         """Run docker with `text` as its input, and keep what it prints.
 
-        :raises DockerError: it failed, and `check` is set.
+        :raises DockerError: it failed, and `check` is set; or it did not end in time.
         """
-        result = subprocess.run(
-            self.command(*arguments),
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            input=text or "",
-        )
+        shown = " ".join(arguments)[:300]
+        try:
+            result = subprocess.run(
+                self.command(*arguments),
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+                input=text or "",
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DockerError(f"docker {shown} did not end in {timeout:g} s") from error
         if check and result.returncode != 0:
-            shown = " ".join(arguments)
-            raise DockerError(f"docker {shown[:300]} failed: {result.stderr.strip()[-2000:] or result.stdout[-2000:]}")
+            raise DockerError(f"docker {shown} failed: {result.stderr.strip()[-2000:] or result.stdout[-2000:]}")
         return result
 
     def exec(self, container: str, *arguments: str, check: bool = True, text: str | None = None) -> str:

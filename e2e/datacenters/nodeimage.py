@@ -33,6 +33,7 @@ from e2e.datacenters.cache import (
     versions,
 )
 from e2e.datacenters.debian import debian_root
+from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
 
 NODE_PACKAGES = (
@@ -42,6 +43,10 @@ NODE_PACKAGES = (
 )
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "etcd")
 UNITS_STARTED = ("containerd", "kubelet", "undo-mount-hacks")
+
+
+class NodeImageError(DatacentersError):
+    """The node image could not be built; the message ends with what the failed program printed."""
 
 
 def image_hash() -> str:
@@ -54,6 +59,7 @@ def image_name() -> str:
     return f"localhost/prfaas-node:{image_hash()}"
 
 
+@in_words()
 def node_archive(log: Log = say) -> Path:
     """The node image as an archive, built when missing (a minute on top of the programs' own builds)."""
     target = cache_root() / f"node-{image_hash()}" / "image.tar"
@@ -266,7 +272,7 @@ def fill_image_store(root: Path, work: Path) -> None:
                 [*ctr, "images", "import", *options, str(archive)], capture_output=True, text=True, check=False
             )
             if imported.returncode != 0:
-                raise RuntimeError(f"the node's image store could not be filled:\n{imported.stderr[-2000:]}")
+                raise NodeImageError(f"the node's image store could not be filled:\n{imported.stderr[-2000:]}")
             # Layers are unpacked: drop the packed copies now, not when a collector would have come by.
             subprocess.run([*ctr, "content", "prune", "references"], capture_output=True, check=True)
         finally:
@@ -280,5 +286,5 @@ def wait_for_socket(ctr: Sequence[str], daemon: subprocess.Popen[bytes], log_fil
     deadline = time.monotonic() + 60
     while subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode != 0:
         if daemon.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"containerd did not start:\n{log_file.read_text()[-2000:]}")
+            raise NodeImageError(f"containerd did not start:\n{log_file.read_text()[-2000:]}")
         time.sleep(0.2)

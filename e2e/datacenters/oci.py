@@ -16,11 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from e2e.datacenters.errors import DatacentersError
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+class ArchiveError(DatacentersError, ValueError):
+    """A file that is no image archive of ours."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ class Held:
 def read_archive(archive: Path) -> list[Held]:
     """The images in an archive that `write_archive` made.
 
-    :raises ValueError: not such an archive.
+    :raises ArchiveError: not such an archive.
     """
     try:
         with tarfile.open(archive) as tar:
@@ -227,7 +233,9 @@ def read_archive(archive: Path) -> list[Held]:
                 found.append(Held(entry["annotations"]["io.containerd.image.name"], entry["digest"], layers))
             return found
     except (tarfile.TarError, KeyError) as error:
-        raise ValueError(f"{archive} is no OCI image archive with named images ({error}): see e2e/images.py") from error
+        raise ArchiveError(
+            f"{archive} is no OCI image archive with named images ({error}): see e2e/images.py"
+        ) from error
 
 
 def copy_archive(archive: Path, target: IO[bytes], without: Iterable[str]) -> None:

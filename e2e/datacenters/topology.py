@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_camel
 
 from e2e.datacenters import addresses
+from e2e.datacenters.errors import DatacentersError
 
 TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 DEFAULT_TOPOLOGY = TOPOLOGIES / "two.yaml"
@@ -30,18 +31,18 @@ _REMEDIES = {
 }
 
 
-class TopologyError(ValueError):
+class TopologyError(DatacentersError, ValueError):
     """A topology that cannot be: one line per problem, each with the place in the file and a remedy."""
 
 
 def bits_per_second(rate: str) -> float:
     """`"400mbit"` -> 4e8. Units as tc takes them: kbit, mbit, gbit, decimal.
 
-    :raises ValueError: not a rate, or zero.
+    :raises TopologyError: not a rate, or zero.
     """
     found = _RATE.match(rate)
     if not found or float(found[1]) == 0:
-        raise ValueError(f"{rate!r} is no rate: write a number above zero and kbit, mbit or gbit, such as 400mbit")
+        raise TopologyError(f"{rate!r} is no rate: write a number above zero and kbit, mbit or gbit, such as 400mbit")
     return float(found[1]) * _BITS[found[2]]
 
 
