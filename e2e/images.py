@@ -6,17 +6,21 @@ into the nodes in seconds. `Containerfile` makes the same image where a registry
 
 from __future__ import annotations
 
+import argparse
 import compileall
 import py_compile
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.datacenters.cache import Log, atomically, cache_root, locked, progress, remove, say, tree_hash
 from e2e.datacenters.debian import debian_root
+from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +38,7 @@ USER = "65532:65532"
 _SCRIPT = b"#!/usr/bin/python3 -I\nimport sys\n\nfrom prfaas.cli.main import main\n\nsys.exit(main())\n"
 
 
-class ImageError(RuntimeError):
+class ImageError(DatacentersError):
     """The image could not be assembled; the message ends with what the failed program printed."""
 
 
@@ -46,6 +50,7 @@ class Built:
     archive: Path
 
 
+@in_words()
 def build(log: Log = say) -> Built:
     """Assemble what is missing; nothing is done again for content that was assembled before.
 
@@ -93,12 +98,42 @@ def _wheels(folder: Path, log: Log) -> Path:
 
 def install_command(site: Path) -> list[str]:
     """pip's arguments: wheels for the image's Python, whatever the Python that runs this; every one by its hash."""
+    return [*_pip("install"), "--target", str(site), "--requirement", str(LOCK)]
+
+
+def download_command(folder: Path) -> list[str]:
+    """pip's arguments that fetch the same wheels as files."""
+    return [*_pip("download"), "--dest", str(folder), "--requirement", str(LOCK)]
+
+
+def _pip(verb: str) -> list[str]:
     platforms = [word for name in PLATFORMS for word in ("--platform", f"{name}_x86_64")]
     return [
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
-        *("--require-hashes", "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"),
-        *(*platforms, "--target", str(site), "--requirement", str(LOCK)),
+        *(sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", "--no-deps"),
+        *("--require-hashes", "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp", *platforms),
     ]
+
+
+@in_words()
+def wheels(folder: Path, log: Log = say) -> None:
+    """Everything that Containerfile installs, as wheels: the locked ones by hash, and ours. Replaces the folder.
+
+    Raises DatacentersError: a wheel could not be fetched or built.
+    """
+    with (
+        progress(f"fetching wheels into {folder}", log=log),
+        atomically(folder.absolute()) as partial,
+        tempfile.TemporaryDirectory() as source,
+    ):
+        subprocess.run(download_command(partial), capture_output=True, text=True, check=True)
+        # From a copy: setuptools would leave folders in the checkout, and take old modules from them the next time.
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(PACKAGE.parent, Path(source, PACKAGE.parent.name), ignore=ignored)
+        ours = [*(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps")]
+        ours += ["--no-build-isolation", "--wheel-dir", str(partial), source]
+        subprocess.run(ours, capture_output=True, text=True, check=True)
 
 
 def compile_tree(folder: Path) -> None:
@@ -132,11 +167,17 @@ def _write_code(staging: Path, target: Path) -> None:
         layer.data("usr/local/bin/prfaas", _SCRIPT, 0o755)
 
 
-def main() -> int:
-    """Assemble the image and say where it is."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Assemble the image and say where it is, or fetch its wheels. Exit status 0, or 1 with the reason on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.images", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="only what Containerfile installs, into FOLDER")
+    parsed = parser.parse_args(arguments)
     try:
+        if parsed.wheels:
+            wheels(parsed.wheels)
+            return 0
         built = build()
-    except (ImageError, OSError) as error:
+    except DatacentersError as error:
         say(f"error: {error}")
         return 1
     say(f"{built.reference} in {built.archive}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from e2e import images
+from e2e.datacenters.debian import PackageError
 from e2e.datacenters.oci import LayerWriter, read_archive
 
 
@@ -78,3 +80,52 @@ def test_wheels_are_taken_by_hash_and_for_the_images_python(tmp_path: Path) -> N
     assert command[command.index("--python-version") + 1] == "3.11"
     assert command[-1] == str(images.LOCK)
     assert "--hash=sha256:" in images.LOCK.read_text()
+
+
+def test_wheels_for_the_containerfile_are_the_images_and_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        asked.append(command)
+        if command[3] == "wheel":
+            source = Path(command[-1])
+            assert (source / "pyproject.toml").read_text() == (images.ROOT / "pyproject.toml").read_text()
+            assert (source / "operator" / "prfaas" / "cli" / "main.py").exists()
+            assert not list(source.rglob("__pycache__"))
+        else:
+            Path(command[command.index("--dest") + 1]).mkdir(parents=True)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "old.whl").touch()
+    images.wheels(tmp_path / "wheels", lambda _: None)
+    assert list((tmp_path / "wheels").iterdir()) == []
+    fetch, ours = asked
+    installed = images.install_command(tmp_path)
+    assert fetch[3] == "download"
+    assert fetch[4 : fetch.index("--dest")] == installed[4 : installed.index("--target")]
+    assert fetch[-1] == str(images.LOCK)
+    assert "--no-build-isolation" in ours
+
+
+def test_what_cannot_be_fetched_is_told_in_pips_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(images, "LOCK", tmp_path / "no.txt")
+    assert images.main(["--wheels", str(tmp_path / "wheels")]) == 1
+    said = capsys.readouterr().err
+    assert "error: " in said
+    assert "no.txt" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "wheels").exists()
+
+
+def test_an_image_that_cannot_be_made_is_one_error(
+    code: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise PackageError("apt-get could not fetch python3:\nE: no network")
+
+    monkeypatch.setattr(images, "debian_root", refuse)
+    assert images.main([]) == 1
+    assert capsys.readouterr().err.endswith("error: apt-get could not fetch python3:\nE: no network\n")
