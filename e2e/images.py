@@ -7,9 +7,6 @@ into the nodes in seconds. `Containerfile` makes the same image where a registry
 from __future__ import annotations
 
 import argparse
-import compileall
-import py_compile
-import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +27,8 @@ SAMPLES_REFERENCE = "localhost/prfaas:dev"
 """What the demo's samples call the image. The real tag is a hash of the content, so that new code means new pods."""
 PYTHON = "3.11"
 """Debian 12's Python."""
+BASE_PACKAGES = ("python3", "ca-certificates")
+HOST_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """On the path of Debian's Python without further settings."""
 PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in range(17, 37)))
@@ -63,11 +62,11 @@ def build(log: Log = say) -> Built:
         built = Built(f"{SAMPLES_REFERENCE.partition(':')[0]}:{content}", folder / f"prfaas-{content}.tar")
         if built.archive.exists():
             return built
-        base = debian_root("python", ["python3", "ca-certificates"], log)
-        wheels = _wheels(folder, log)
+        base = debian_root("python", BASE_PACKAGES, log)
+        wheels = _wheels(folder, base, log)
         with progress("assembling the image", log=log):
             code = folder / "code.tar"
-            _write_code(staging, code)
+            _write_code(staging, code, base)
             with atomically(built.archive) as partial:
                 layers = tuple(Layer.of(layer) for layer in (base, wheels, code))
                 write_archive(partial, [Image(built.reference, layers, command=("prfaas", "--help"), user=USER)])
@@ -77,7 +76,7 @@ def build(log: Log = say) -> Built:
     return built
 
 
-def _wheels(folder: Path, log: Log) -> Path:
+def _wheels(folder: Path, base: Path, log: Log) -> Path:
     """The layer with the locked wheels and Envoy's program on PATH."""
     target = folder / f"wheels-{tree_hash([LOCK])}.tar"
     if target.exists():
@@ -88,7 +87,7 @@ def _wheels(folder: Path, log: Log) -> Path:
         done = subprocess.run(install_command(site), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ImageError(f"pip could not install {LOCK.name}: {done.stderr.strip()[-2000:]}")
-        compile_tree(site)
+        compile_tree(site, base)
         with LayerWriter(partial) as layer:
             layer.tree(SITE, site, skip=("bin", "tests", "test"))
             layer.link("usr/local/bin/envoy", f"/{SITE}/envoy/_bin/envoy")
@@ -136,19 +135,30 @@ def wheels(folder: Path, log: Log = say) -> None:
         subprocess.run(ours, capture_output=True, text=True, check=True)
 
 
-def compile_tree(folder: Path) -> None:
+def compile_tree(folder: Path, base: Path) -> None:
     """Bytecode beside every module: a container's root is read-only, so it could never write its own.
 
-    Hashes, not times, since layers have no times; unchecked, since the files of an image do not change.
+    Hashes, not times, since layers have no times; unchecked, since the files of an image do not change. Done by this
+    Python where it is of the image's version, else by the image's own, in its root file system (`base`).
     """
-    if re.match(PYTHON.replace(".", r"\."), sys.version):
-        compileall.compile_dir(
-            folder,
-            quiet=2,
-            stripdir=str(folder),
-            prependdir=f"/{SITE}",
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
+    if HOST_PYTHON == PYTHON:
+        subprocess.run([sys.executable, *_compileall(folder)], check=False)
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="root.") as root:
+        subprocess.run(["tar", "-xpf", base, "-C", root, "--exclude=./dev/*"], capture_output=True, check=True)
+        within = Path(root, "tree")
+        folder.rename(within)
+        try:
+            command = ["chroot", root, "/usr/bin/python3", *_compileall(Path("/tree"))]
+            subprocess.run(command, check=False)
+        finally:
+            within.rename(folder)
+
+
+def _compileall(folder: Path) -> list[str]:
+    """Python's arguments. Modules that are no Python of this version (there are some among tests) are passed over."""
+    paths = ["-s", str(folder), "-p", f"/{SITE}", str(folder)]
+    return ["-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", *paths]
 
 
 def _stage(folder: Path) -> Path:
@@ -159,9 +169,9 @@ def _stage(folder: Path) -> Path:
     return staging
 
 
-def _write_code(staging: Path, target: Path) -> None:
+def _write_code(staging: Path, target: Path, base: Path) -> None:
     """The layer with our code and the `prfaas` command."""
-    compile_tree(staging)
+    compile_tree(staging, base)
     with LayerWriter(target) as layer:
         layer.tree(SITE, staging)
         layer.data("usr/local/bin/prfaas", _SCRIPT, 0o755)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from e2e import images
-from e2e.datacenters.debian import PackageError
+from e2e.datacenters.debian import PackageError, debian_root
 from e2e.datacenters.oci import LayerWriter, read_archive
+
+NEEDS_3_11 = pytest.mark.skipif(images.HOST_PYTHON != "3.11", reason="this is another Python than the image's")
 
 
 @pytest.fixture
@@ -32,6 +35,8 @@ def code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(images, "debian_root", lambda *_: layer("base"))
     monkeypatch.setattr(images, "_wheels", lambda *_: layer("wheels"))
+    # The lower layer here has no Python that could compile; any will do for what these tests look at.
+    monkeypatch.setattr(images, "HOST_PYTHON", images.PYTHON)
     return package
 
 
@@ -50,7 +55,27 @@ def test_the_top_layer_holds_our_code_compiled_and_our_command(code: Path) -> No
     names = layer_names(built.archive, image.layers[-1])
     assert "usr/local/bin/prfaas" in names
     assert f"{images.SITE}/prfaas/cli/main.py" in names
-    assert any(name.startswith(f"{images.SITE}/prfaas/cli/__pycache__/main.cpython-311") for name in names)
+    compiled = f"{images.SITE}/prfaas/cli/__pycache__/main.{sys.implementation.cache_tag}.pyc"
+    assert compiled in names
+
+
+@pytest.mark.datacenters
+@pytest.mark.parametrize("host", ["3.12", pytest.param("3.11", marks=NEEDS_3_11)])
+def test_bytecode_is_the_images_pythons_whatever_the_hosts(
+    host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(images, "HOST_PYTHON", host)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.py").write_text("def f(): raise ValueError\n")
+    (tree / "b.py").write_text("no python\n")
+    images.compile_tree(tree, debian_root("python", images.BASE_PACKAGES))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tree"]
+    (compiled,) = (tree / "__pycache__").iterdir()
+    assert compiled.name == "a.cpython-311.pyc"
+    data = compiled.read_bytes()
+    assert data[4] == 0b01  # by hash, unchecked
+    assert f"/{images.SITE}/a.py".encode() in data
 
 
 def test_a_change_of_code_changes_the_last_layer_only(code: Path) -> None:

@@ -46,6 +46,7 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         own = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        own["DOCKER_HOST"] = f"unix://{self.folder}/absent.sock"  # the user's daemon, if there is one, is not here
         return {**host_environment(host_packages()), **own}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
