@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.datacenters.build import build_all
+from e2e.datacenters.build import build_all, tool
 from e2e.datacenters.cache import say
 from e2e.datacenters.datacenters import Datacenters
 from e2e.datacenters.docker import users_daemon
@@ -31,6 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_argument("-o", "--output", choices=["json"], help="print JSON")
     kubeconfig = commands.add_parser("kubeconfig", help="print the path of a datacenter's kubeconfig")
     kubeconfig.add_argument("name", metavar="NAME")
+    kubectl = commands.add_parser("kubectl", help="run kubectl against a datacenter: one that fits, from PATH or built")
+    kubectl.add_argument("name", metavar="NAME")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="kubectl's own")
     line = commands.add_parser("line", help="change a line, or show it and what crossed it")
     line.add_argument("one", metavar="A")
     line.add_argument("other", metavar="B")
@@ -66,6 +70,10 @@ def run(arguments: argparse.Namespace) -> None:
             print(json.dumps(status, indent=2) if arguments.output else as_text(status))
         case "kubeconfig":
             print(Datacenters.running().kubeconfig(arguments.name))
+        case "kubectl":
+            kubeconfig = Datacenters.running().kubeconfig(arguments.name)
+            kubectl = str(tool("kubectl"))
+            os.execv(kubectl, [kubectl, "--kubeconfig", str(kubeconfig), *arguments.arguments])
         case "line":
             change_line(Datacenters.running(), arguments)
         case "node":

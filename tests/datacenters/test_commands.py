@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from e2e.datacenters.docker import Docker, DockerError, users_daemon
 from e2e.datacenters.nodeimage import image_name
 from e2e.datacenters.topology import load_topology
 
+ROOT = Path(__file__).parents[2]
 STOCK = str(versions()["kind"]["image"])
 
 
@@ -273,6 +275,22 @@ def test_a_range_that_the_machine_has_already_is_not_taken(monkeypatch: pytest.M
     program(tmp_path, "ip", f"echo '{json.dumps(routes)}'")
     with pytest.raises(DockerError, match=r"this machine has a network 198.18.5.0/24 on tun0; ours need 198.18.0.0/15"):
         docker.refuse_taken_range({"PATH": f"{tmp_path}:/bin"})
+
+
+def test_kubectl_is_called_with_the_datacenters_kubeconfig(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting = 'if [ "$1 $2" = "version --client" ]; then echo "Client Version: v1.37.2"; exit; fi'
+    kubectl = program(own_folders / "bin", "kubectl", f'{fitting}\nprintf "%s\\n" "$@"; cat; exit 3')
+    state = own_folders / "state" / "prfaas"
+    state.mkdir(parents=True)
+    (state / "topology.json").write_text(load_topology().model_dump_json(by_alias=True))
+    monkeypatch.setenv("PATH", f"{kubectl.parent}:{os.environ['PATH']}")
+    command = [sys.executable, "-m", "e2e.datacenters", "kubectl"]
+    asked = ["-n", "a b", "exec", "pod", "--", "ls", "-l"]
+    done = subprocess.run([*command, "west", *asked], capture_output=True, text=True, input="in", check=False, cwd=ROOT)
+    assert done.stdout.splitlines() == ["--kubeconfig", f"{state}/kubeconfig/west.yaml", *asked, "in"]
+    assert done.returncode == 3
+    done = subprocess.run([*command, "north", "get", "pods"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, "error: there is no datacenter 'north': name one of east, west\n")
 
 
 def test_nothing_up_is_told_with_the_remedy(own_folders: Path) -> None:
