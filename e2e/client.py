@@ -52,7 +52,7 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, *, time
     """One streamed completion; never raises for what the server or the network does."""
     loop = asyncio.get_running_loop()
     start = loop.time()
-    status, decision, ttft, pieces, error = 0, "", None, [], None
+    status, decision, ttft, pieces, error, done = 0, "", None, [], None, False
     body = {
         "model": target.model,
         "prompt": ask.prompt,
@@ -69,7 +69,10 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, *, time
             else:
                 async for raw in response.content:
                     line = raw.strip()
-                    if not line.startswith(b"data:") or line == b"data: [DONE]":
+                    if not line.startswith(b"data:"):
+                        continue
+                    if line == b"data: [DONE]":
+                        done = True
                         continue
                     event = json.loads(line[5:])
                     if "error" in event:
@@ -79,6 +82,8 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, *, time
                     if piece and ttft is None:
                         ttft = loop.time() - start
                     pieces.append(piece)
+                if error is None and not done:
+                    error = "the stream ended without [DONE]"
     except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     duration = loop.time() - start

@@ -67,7 +67,7 @@ async def run(stack: Stack, asks: Sequence[Ask]) -> int:
         outcomes = await replay(target, asks, on_done=done.append)
     seconds = time.monotonic() - started
     print()
-    print(table(outcomes, seconds, meter.use(), scales, stack.pods()))
+    print(table(outcomes, seconds, stack.threshold(), meter.use(), scales, stack.pods()))
     print()
     return 0 if all(outcome.verified for outcome in outcomes) else 1
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.client import Outcome
+from prfaas.api.profile import kv_byte_scale
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Scales:
     kv_bytes: float
     line_gbps: float
     capacity_gbps: float
+
+    def check(self) -> None:
+        """Raises ValueError where the line, so scaled, does not stand for the capacity: no figure would be true."""
+        wanted = kv_byte_scale(self.line_gbps, self.capacity_gbps, self.time)
+        if not math.isclose(self.kv_bytes, wanted, rel_tol=0.01):
+            raise ValueError(
+                f"the engines run with --kv-byte-scale {self.kv_bytes:g}, but a line of {self.line_gbps:g} Gbit/s "
+                f"stands for {self.capacity_gbps:g} Gbit/s at time 1:{self.time:g} only with {wanted:g}: change one"
+            )
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -61,19 +71,34 @@ def _latency_row(name: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def table(
-    outcomes: Sequence[Outcome], seconds: float, line: LineUse, scales: Scales, pods: Mapping[str, Mapping[str, int]]
+    outcomes: Sequence[Outcome],
+    seconds: float,
+    threshold: int,
+    line: LineUse,
+    scales: Scales,
+    pods: Mapping[str, Mapping[str, int]],
 ) -> str:
-    """The whole table, without a trailing newline. `pods`: datacenter -> (pool, role) text -> count."""
-    local = [outcome for outcome in outcomes if outcome.status == 200 and not outcome.remote]
-    remote = [outcome for outcome in outcomes if outcome.remote]
+    """The whole table, without a trailing newline.
+
+    `threshold`: tokens above which a prompt is long. `pods`: datacenter -> role and pool as text -> count.
+    """
+    ways = {
+        "short, prefilled in west": (False, False),
+        "long, prefilled in east": (True, True),
+        "short, prefilled in east": (False, True),
+        "long, prefilled in west": (True, False),
+    }
+    answered = {
+        name: [o for o in outcomes if o.status == 200 and (o.ask.prompt_tokens > threshold, o.remote) == way]
+        for name, way in ways.items()
+    }
     errors = [outcome for outcome in outcomes if outcome.error is not None]
     verified = sum(outcome.verified for outcome in outcomes)
     rows = [
         f"{len(outcomes)} requests in {seconds:.1f} s",
         "",
-        f"  {'decision':<26}{'count':>6}{'median tokens':>14}{'TTFT p50':>13}{'TTFT p90':>11}",
-        _latency_row("local (short, west)", local),
-        _latency_row("remote (long, east)", remote),
+        f"  {f'threshold {threshold:,} tokens':<26}{'count':>6}{'median tokens':>14}{'TTFT p50':>13}{'TTFT p90':>11}",
+        *(_latency_row(name, found) for name, found in answered.items() if found),
         "",
         f"  {'errors':<26}{len(errors):>6}",
         f"  {'output verified':<26}{verified:>6} of {len(outcomes)}",

@@ -25,7 +25,6 @@ from e2e.report import LineUse, Scales
 from prfaas.api import labels
 from prfaas.api.base import GROUP
 from prfaas.api.common import bits_per_second
-from prfaas.api.router_pod import RUN_DIR
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "manifests" / "samples" / "demo"
@@ -103,14 +102,14 @@ class Stack:
     def _offer(self, host: str, guest: str) -> None:
         """`host` lets `guest` read its exchange: a Secret with a kubeconfig, made in one and applied in the other."""
         kubeconfig = self.datacenters.kubeconfig(host)
-        server = re.search(r"server: (\S+)", kubeconfig.read_text())
-        assert server is not None, f"{kubeconfig} names no server"
-        offer = [sys.executable, "-m", "prfaas.cli.main", "link", "offer", "--peer", guest, "--server", server[1]]
+        server = self.datacenters.api_server(host)
+        offer = [sys.executable, "-m", "prfaas.cli.main", "link", "offer", "--peer", guest, "--server", server]
         offer += ["--kubeconfig", str(kubeconfig), "--secret-name", f"peer-{host}", "--secret-namespace", SYSTEM]
         done = subprocess.run(offer, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode != 0:
             raise StackError(f"{host}: prfaas link offer failed: {done.stderr.strip()[-2000:]}")
-        self.datacenters.kubectl(guest, "apply", "-f", "-", text=done.stdout)
+        # On the server's side: client-side apply would keep a copy of the token in an annotation.
+        self.datacenters.kubectl(guest, "apply", "--server-side", "--force-conflicts", "-f", "-", text=done.stdout)
 
     def apply(self, datacenter: str, *objects: Mapping[str, Any]) -> None:
         """Apply objects as they are."""
@@ -237,8 +236,13 @@ class Stack:
         model = self.get("west", "pdcluster", "h20")["spec"]["model"]
         return Target(f"http://{address}:{ROUTER_PORT}", model["servedName"], model["name"])
 
+    def threshold(self) -> int:
+        """Tokens above which west's routers send a prompt to east, as the policy in force says."""
+        tokens: int = self.get("west", "pdcluster", "h20")["status"]["policy"]["thresholds"][0]["tokens"]
+        return tokens
+
     def scales(self) -> Scales:
-        """Scales in force, from the engines' arguments and the link. Raises StackError where one is missing or 0."""
+        """Scales in force, from the engines' arguments, the link and the line. Raises StackError if they disagree."""
         pool = self.get("west", "pdcluster", "h20")["spec"]["engine"]["args"]
         flags = dict(zip(pool[::2], pool[1::2], strict=False))
         link = self.get("west", "interclusterlink", "east")["spec"]["network"]
@@ -248,11 +252,10 @@ class Stack:
             line_gbps=self.datacenters.line("east", "west").bits_per_second / 1e9,
             capacity_gbps=bits_per_second(link["capacity"]) / 1e9,
         )
-        if not (scales.time > 0 and scales.kv_bytes > 0):
-            raise StackError(
-                f"the engines of pdcluster h20 run with --time-scale {scales.time:g} and --kv-byte-scale "
-                f"{scales.kv_bytes:g}: both must be above 0, or no time passes and no byte moves"
-            )
+        try:
+            scales.check()
+        except ValueError as error:
+            raise StackError(f"pdcluster h20 in west: {error}") from error
         return scales
 
     def pods(self) -> dict[str, dict[str, int]]:
@@ -269,11 +272,23 @@ class Stack:
             found[datacenter] = dict(sorted(counts.items()))
         return found
 
-    def decode_addresses(self) -> set[str]:
-        """Addresses of the decode instances that west's router may name, as its Envoy was told."""
+    def kill(self, datacenter: str, pod: Mapping[str, Any]) -> None:
+        """SIGKILL every process of a pod, in its node: a crash, of which the API server is told by the kubelet only."""
+        uid = pod["metadata"]["uid"].replace("-", "[-_]")
+        script = (
+            f"for p in $(grep -lE 'pod{uid}' /proc/[0-9]*/cgroup | cut -d/ -f3); do "
+            "[ $(cat /proc/$p/comm) = pause ] || kill -9 $p && echo $p; done"
+        )
+        if not self.datacenters.exec_in_node(pod["spec"]["nodeName"], "bash", "-c", script).strip():
+            raise StackError(f"{datacenter}: {pod['metadata']['name']} has no process to kill")
+
+    def routable(self, role: str) -> int:
+        """Local instances of a role that west's router may choose now, by the picker's own gauge."""
         router = self.objects("west", "pods", "-l", f"{labels.ROLE}=router")[0]["metadata"]["name"]
-        show = ("exec", "-n", NAMESPACE, router, "-c", "picker", "--", "cat", f"{RUN_DIR}/eds/decode.json")
-        return set(re.findall(r"\d+\.\d+\.\d+\.\d+", self.datacenters.kubectl("west", *show)))
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{router}:{labels.PORT_ROUTER_ADMIN}/proxy/metrics"
+        text = self.datacenters.kubectl("west", "get", "--raw", path)
+        gauge = rf'^prfaas_router_endpoints{{link="",role="{role}",state="ready"}} (\S+)$'
+        return int(float(re.findall(gauge, text, re.MULTILINE)[0]))
 
     def kv_sent(self, datacenter: str) -> dict[str, float]:
         """KV bytes that each prefill pod of a datacenter says it has sent, by pod."""
@@ -297,7 +312,8 @@ class LineMeter:
 
     def _read(self) -> tuple[int, int, dict[str, float]]:
         counters = self._stack.datacenters.line_counters("east", "west").values()
-        kv = sum(traffic.kv_bytes for traffic in counters)
+        # Without headers: how many packets the kernel made of the bytes is not what the workers can know.
+        kv = sum(traffic.kv_payload for traffic in counters)
         other = sum(traffic.other_bytes for traffic in counters)
         return kv, other, self._stack.kv_sent("east")
 

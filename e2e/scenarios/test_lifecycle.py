@@ -106,6 +106,16 @@ def test_a_paused_object_keeps_what_is_and_a_resumed_one_repairs_it(
     eventually(lambda: child_name in uids(stack, datacenter, child_kind), 30, f"{child} did not come back")
 
 
+def test_a_link_edited_to_name_another_peer_carries_nothing_until_it_is_put_right(stack: Stack) -> None:
+    stack.patch("west", "interclusterlink", "east", {"spec": {"peer": {"clusterID": "north"}}})
+    eventually(lambda: mirrored(stack) == [], 60, "endpoints of a peer with another identity stay mirrored")
+    link = stack.get("west", "interclusterlink", "east")
+    assert condition(link, "Compatible")["reason"] == "ClusterIDMismatch"
+    assert "north" in condition(link, "Compatible")["message"]
+    stack.patch("west", "interclusterlink", "east", {"spec": {"peer": {"clusterID": "east"}}})
+    eventually(lambda: mirrored(stack) == pod_addresses(stack, "east", "prefill"), 60, "the link did not heal")
+
+
 def test_a_child_edited_by_hand_is_put_right(stack: Stack) -> None:
     edit = {"spec": {"template": {"spec": {"nodeSelector": {"prfaas.io/accelerator": "H100"}}}}}
     stack.patch("east", "deployment", "h200-1", edit)
