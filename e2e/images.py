@@ -11,11 +11,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.datacenters.cache import Log, atomically, cache_root, locked, progress, remove, say, tree_hash
+from e2e.datacenters import debian, oci
+from e2e.datacenters.cache import (
+    VERSIONS_FILE,
+    Log,
+    atomically,
+    cache_root,
+    locked,
+    progress,
+    remove,
+    say,
+    tree_hash,
+    used,
+)
 from e2e.datacenters.debian import debian_root
 from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
@@ -58,9 +70,9 @@ def build(log: Log = say) -> Built:
     folder = cache_root() / "image"
     with locked(folder, log):
         staging = _stage(folder)
-        content = tree_hash([LOCK, staging, Path(__file__)])
+        content = tree_hash([staging], _recipe())
         built = Built(f"{SAMPLES_REFERENCE.partition(':')[0]}:{content}", folder / f"prfaas-{content}.tar")
-        if built.archive.exists():
+        if used(built.archive).exists():
             return built
         base = debian_root("python", BASE_PACKAGES, log)
         wheels = _wheels(folder, base, log)
@@ -70,16 +82,15 @@ def build(log: Log = say) -> Built:
             with atomically(built.archive) as partial:
                 layers = tuple(Layer.of(layer) for layer in (base, wheels, code))
                 write_archive(partial, [Image(built.reference, layers, command=("prfaas", "--help"), user=USER)])
-            for other in folder.glob("prfaas-*.tar"):
-                if other != built.archive:
-                    other.unlink()
+            for pattern, kept in (("prfaas-*.tar", 3), ("wheels-*.tar", 2)):  # of other checkouts, or to go back to
+                forget_all_but(kept, folder.glob(pattern))
     return built
 
 
 def _wheels(folder: Path, base: Path, log: Log) -> Path:
     """The layer with the locked wheels and Envoy's program on PATH."""
-    target = folder / f"wheels-{tree_hash([LOCK])}.tar"
-    if target.exists():
+    target = folder / f"wheels-{_recipe()}.tar"
+    if used(target).exists():
         return target
     site = folder / "site"
     remove(site)
@@ -93,6 +104,12 @@ def _wheels(folder: Path, base: Path, log: Log) -> Path:
             layer.link("usr/local/bin/envoy", f"/{SITE}/envoy/_bin/envoy")
         remove(site)
     return target
+
+
+def _recipe() -> str:
+    """Hash of what the layers below our code are made of, and how."""
+    made_by = [Path(__file__), *(Path(module.__file__ or "") for module in (debian, oci))]
+    return tree_hash([LOCK, VERSIONS_FILE, *made_by])
 
 
 def install_command(site: Path) -> list[str]:
@@ -111,6 +128,12 @@ def _pip(verb: str) -> list[str]:
         *(sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", "--no-deps"),
         *("--require-hashes", "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp", *platforms),
     ]
+
+
+def forget_all_but(kept: int, files: Iterable[Path]) -> None:
+    """Remove all but the files that were used last."""
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[kept:]:
+        file.unlink()
 
 
 @in_words()

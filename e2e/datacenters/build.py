@@ -15,7 +15,19 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from e2e.datacenters.cache import TOOLCHAIN, Log, atomically, locked, progress, say, tools_cache, versions
+from e2e.datacenters.cache import (
+    TOOLCHAIN,
+    VERSIONS_FILE,
+    Log,
+    atomically,
+    cache_root,
+    locked,
+    progress,
+    say,
+    tree_hash,
+    used,
+    versions,
+)
 from e2e.datacenters.errors import DatacentersError, in_words
 
 KUBE_PROGRAMS = (
@@ -43,6 +55,7 @@ PACKAGES = {
 }
 """Go package of every binary, in the order that a whole build takes."""
 
+GO_SETTINGS = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 GO_TAGS = "no_btrfs no_zfs no_devmapper"
 VERSION_ARGUMENTS = {
     "kind": ["version", "-q"],
@@ -53,6 +66,12 @@ VERSION_ARGUMENTS = {
 
 class BuildError(DatacentersError):
     """A program could not be built; the message ends with the compiler's last lines."""
+
+
+def tools_cache() -> Path:
+    """The folder of the programs built from the toolchain, with the flags, as they are now."""
+    flags = [word for name in PACKAGES for word in go_arguments(name, Path("out"))]
+    return cache_root() / tree_hash([VERSIONS_FILE, TOOLCHAIN], *GO_SETTINGS.values(), *flags)
 
 
 @in_words()
@@ -67,7 +86,7 @@ def tool(name: str, log: Log = say) -> Path:
     binary = "kube" if name in KUBE_PROGRAMS else name
     if binary not in PACKAGES:
         raise KeyError(f"no program {name!r} in the toolchain; there are {', '.join([*PACKAGES, *KUBE_PROGRAMS])}")
-    target = tools_cache() / "bin" / name
+    target = used(tools_cache()) / "bin" / name
     if target.exists():
         return target
     with locked(tools_cache(), log):
@@ -113,7 +132,7 @@ def version_stamp(version: str) -> str:
 
 def go_environment() -> dict[str, str]:
     """Environment of a Go build: static binaries, go.sum as it is, and nothing of this checkout's commit in them."""
-    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    return os.environ | GO_SETTINGS
 
 
 def compile_program(name: str, target: Path, log: Log) -> None:

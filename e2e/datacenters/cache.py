@@ -2,7 +2,8 @@
 
 One folder per state of the inputs, `${XDG_CACHE_HOME:-~/.cache}/prfaas/<hash>`: nothing is rebuilt when nothing
 changed, and two checkouts with different versions do not disturb each other. A finished thing appears by an atomic
-rename, so its presence means that it is whole; whoever builds holds the folder's lock.
+rename, so its presence means that it is whole; whoever builds holds the folder's lock. What nobody used for two weeks
+is forgotten.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -25,6 +27,10 @@ VERSIONS_FILE = HERE / "versions.toml"
 TOOLCHAIN = HERE / "toolchain"
 NODE_FILES = HERE / "node"
 
+UNUSED_DAYS = 14
+ENTRY = re.compile(r"([0-9a-f]{12}|debian-[0-9a-f]{12}|node-[0-9a-f]{12})")
+"""Names of entries that are made again when they are missing."""
+
 Log = Callable[[str], None]
 
 
@@ -38,9 +44,9 @@ def versions() -> dict[str, Any]:
     return tomllib.loads(VERSIONS_FILE.read_text())
 
 
-def tree_hash(paths: Iterable[Path]) -> str:
-    """Twelve hex digits over the names, modes and contents of the files and folders named."""
-    digest = hashlib.sha256()
+def tree_hash(paths: Iterable[Path], *recipe: str) -> str:
+    """Twelve hex digits over the names, modes and contents of the files and folders named, and of a recipe's words."""
+    digest = hashlib.sha256("\0".join(recipe).encode())
     for path in paths:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
@@ -57,9 +63,24 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prfaas"
 
 
-def tools_cache() -> Path:
-    """The folder of the programs built from the toolchain as it is now."""
-    return cache_root() / tree_hash([VERSIONS_FILE, TOOLCHAIN])
+def used(entry: Path) -> Path:
+    """The entry, with a note that it was used now (its modification time)."""
+    with contextlib.suppress(OSError):  # not there yet, or not ours to write
+        os.utime(entry)
+    return entry
+
+
+def forget_unused(log: Log = say) -> None:
+    """Remove entries that nobody used for UNUSED_DAYS. The private daemon's store has its own rule, and stays."""
+    root = cache_root()
+    entries = [entry for entry in root.glob("*") if ENTRY.fullmatch(entry.name)]
+    entries += [*root.glob("image/*.tar")]
+    oldest = time.time() - UNUSED_DAYS * 86_400
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):  # another process may do the same
+            if entry.lstat().st_mtime < oldest:
+                log(f"forgetting {entry}: not used for {UNUSED_DAYS} days")
+                remove(entry)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from e2e.datacenters import border, kind, oci
 from e2e.datacenters.build import tool
-from e2e.datacenters.cache import Log, cache_root, elapsed, locked, progress, remove, say, versions
+from e2e.datacenters.cache import Log, cache_root, elapsed, forget_unused, locked, progress, remove, say, versions
 from e2e.datacenters.cluster import Cluster, DatacenterError
 from e2e.datacenters.docker import Docker, DockerError, PrivateDaemon, state_root, users_daemon
 from e2e.datacenters.errors import in_words
@@ -65,6 +65,8 @@ class Datacenters:
         with locked(cache_root() / "datacenters", self.log):
             self._refuse_other_topology()
             fresh = not (self.state / "topology.json").exists()
+            if fresh:  # nothing runs that may stand on it
+                forget_unused(self.log)
             try:
                 self._up()
             except KeyboardInterrupt:

@@ -13,7 +13,18 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from e2e.datacenters.cache import VERSIONS_FILE, Log, atomically, cache_root, locked, progress, say, tree_hash, versions
+from e2e.datacenters.cache import (
+    VERSIONS_FILE,
+    Log,
+    atomically,
+    cache_root,
+    locked,
+    progress,
+    say,
+    tree_hash,
+    used,
+    versions,
+)
 from e2e.datacenters.errors import DatacentersError, in_words
 
 HOST_PACKAGES = ("docker.io", "runc", "iptables", "iproute2", "mmdebstrap")
@@ -24,10 +35,15 @@ class PackageError(DatacentersError):
     """Debian packages could not be fetched; the message ends with apt's own last lines."""
 
 
+def packages_cache() -> Path:
+    """The folder of what was made of Debian packages, as it is made now."""
+    return used(cache_root() / f"debian-{tree_hash([VERSIONS_FILE, Path(__file__)])}")
+
+
 @in_words()
 def host_packages(log: Log = say) -> Path:
     """Folder that holds the unpacked files of HOST_PACKAGES and of what they depend on and the machine lacks."""
-    target = cache_root() / f"debian-{tree_hash([VERSIONS_FILE])}" / "host"
+    target = packages_cache() / "host"
     if not target.exists():
         with locked(target.parent, log):
             if not target.exists():
@@ -89,7 +105,7 @@ def host_environment(folder: Path, base: Mapping[str, str] | None = None) -> dic
 @in_words()
 def debian_root(name: str, packages: Sequence[str], log: Log = say) -> Path:
     """Tar archive of a minimal Debian root with the packages, cached by the name and what goes in (about a minute)."""
-    target = cache_root() / f"debian-{tree_hash([VERSIONS_FILE])}" / f"{name}-{name_hash(packages)}.tar"
+    target = packages_cache() / f"{name}-{name_hash(packages)}.tar"
     if target.exists():
         return target
     host = host_packages(log)

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e.datacenters.build import go_environment, tool
+from e2e.datacenters.build import go_environment, tool, tools_cache
 from e2e.datacenters.cache import (
+    HERE,
     NODE_FILES,
     TOOLCHAIN,
-    VERSIONS_FILE,
     Log,
     atomically,
     cache_root,
@@ -30,9 +30,10 @@ from e2e.datacenters.cache import (
     remove,
     say,
     tree_hash,
+    used,
     versions,
 )
-from e2e.datacenters.debian import debian_root
+from e2e.datacenters.debian import debian_root, packages_cache
 from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.datacenters.oci import Image, Layer, LayerWriter, write_archive
 
@@ -51,7 +52,7 @@ class NodeImageError(DatacentersError):
 
 def image_hash() -> str:
     """Hash of everything that goes into the node image."""
-    return tree_hash([VERSIONS_FILE, TOOLCHAIN, NODE_FILES, Path(__file__)])
+    return tree_hash([NODE_FILES, HERE / "oci.py", Path(__file__)], tools_cache().name, packages_cache().name)
 
 
 def image_name() -> str:
@@ -62,7 +63,7 @@ def image_name() -> str:
 @in_words()
 def node_archive(log: Log = say) -> Path:
     """The node image as an archive, built when missing (a minute on top of the programs' own builds)."""
-    target = cache_root() / f"node-{image_hash()}" / "image.tar"
+    target = used(cache_root() / f"node-{image_hash()}") / "image.tar"
     if target.exists():
         return target
     for name in ("kube", "containerd", "containerd-shim-runc-v2", "ctr", "crictl", "coredns", "pause"):

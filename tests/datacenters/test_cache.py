@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
+import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-from e2e.datacenters import build
-from e2e.datacenters.cache import atomically, cache_root, elapsed, locked, progress, tools_cache, tree_hash
+from e2e.datacenters import build, debian, nodeimage
+from e2e.datacenters.build import tools_cache
+from e2e.datacenters.cache import atomically, cache_root, elapsed, forget_unused, locked, progress, tree_hash, used
 
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,6 +40,67 @@ def test_a_hash_tells_content_names_and_modes_apart(tmp_path: Path) -> None:
     seen.add(tree_hash([folder]))
     assert len(seen) == 5
     assert tree_hash([folder]) in seen
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GO_TAGS", "other"),
+        ("GO_SETTINGS", {"CGO_ENABLED": "1", "GOFLAGS": ""}),
+        ("version_stamp", lambda _: "-X other=1"),
+        ("PACKAGES", {"kube": "./cmd/kube"}),
+    ],
+)
+def test_other_flags_are_other_programs_and_another_node_image(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tools_cache(), nodeimage.image_hash()
+    monkeypatch.setattr(build, name, value)
+    assert tools_cache() != before[0]
+    assert nodeimage.image_hash() != before[1]
+
+
+def test_how_packages_are_unpacked_is_part_of_their_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = debian.packages_cache(), nodeimage.image_hash()
+    (tmp_path / "debian.py").write_text("# another way\n")
+    monkeypatch.setattr(debian, "__file__", str(tmp_path / "debian.py"))
+    assert debian.packages_cache() != before[0]
+    assert nodeimage.image_hash() != before[1]
+
+
+def test_what_nobody_used_for_two_weeks_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old, recent = time.time() - 15 * 86_400, time.time() - 13 * 86_400
+    root = tmp_path / "prfaas"
+    names = [f"{kind}{digit * 12}" for kind in ("", "debian-", "node-") for digit in "abc"]
+    for name in [*names, "docker", "datacenters", "notes"]:
+        (root / name / "bin").mkdir(parents=True)
+        os.utime(root / name, (recent, recent) if name.endswith("b") else (old, old))
+    (root / "image").mkdir()
+    (root / "image" / "prfaas-1.tar").touch()
+    os.utime(root / "image" / "prfaas-1.tar", (old, old))
+    for name in names[::3]:
+        used(root / name)
+    said: list[str] = []
+    forget_unused(said.append)
+    left = {entry.name for entry in root.iterdir()}
+    assert left == {name for name in names if not name.endswith("c")} | {"docker", "datacenters", "notes", "image"}
+    assert not list((root / "image").iterdir())
+    assert f"forgetting {root}/{'c' * 12}: not used for 14 days" in said
+
+
+def test_using_a_tool_or_packages_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "from_path", lambda name: None)
+    made = [tools_cache() / "bin" / "kind", debian.packages_cache() / "host"]
+    made.append(tmp_path / "prfaas" / f"node-{nodeimage.image_hash()}" / "image.tar")
+    for thing in made:
+        thing.mkdir(parents=True)
+    for entry in (made[0].parents[1], made[1].parent, made[2].parent):
+        os.utime(entry, (0, 0))
+    assert [build.tool("kind"), debian.host_packages(), nodeimage.node_archive()] == made
+    forget_unused(lambda _: None)
+    assert all(thing.exists() for thing in made)
 
 
 def test_a_target_appears_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.datacenters.build import tool
-from e2e.datacenters.cache import cache_root, tools_cache
+from e2e.datacenters.build import tool, tools_cache
+from e2e.datacenters.cache import cache_root
 from e2e.datacenters.debian import host_environment, host_packages
 from e2e.datacenters.docker import SYSCTLS, read_sysctl
 from e2e.datacenters.nodeimage import node_archive
