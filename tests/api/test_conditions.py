@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
-import prfaas
 from prfaas.api.conditions import CONDITIONS, REASONS, Reason, Type, condition, find, merge, timestamp
 from prfaas.api.kinds import KINDS
 
@@ -74,12 +71,3 @@ def test_every_type_belongs_to_a_kind_and_every_reason_to_a_type() -> None:
     assert set(CONDITIONS) == set(KINDS)
     assert {kind for kinds in CONDITIONS.values() for kind in kinds} == set(Type) == set(REASONS)
     assert {reason for reasons in REASONS.values() for reason in reasons} == set(Reason)
-
-
-def test_every_type_and_every_reason_is_given_by_something() -> None:
-    package = Path(prfaas.__file__).parent
-    sources = [file for file in package.rglob("*.py") if file.parent.name != "api"]
-    given = {name for file in sources for name in re.findall(r"\b(?:Type|Reason)\.[A-Z_]+\b", file.read_text())}
-
-    documented = {f"Type.{each.name}" for each in Type} | {f"Reason.{each.name}" for each in Reason}
-    assert documented - given == set()

@@ -45,6 +45,13 @@ PD_CLUSTER: Object = {
     "router": {"replicas": 1},
 }
 
+RUNNING: Object = {
+    "phase": "Running",
+    "podIP": "127.0.0.1",
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
+"""Status of a pod that is ready."""
+
 
 def settings(namespace: str) -> Config:
     """The configuration of an operator that acts in one namespace and publishes in it, too."""
@@ -215,7 +222,7 @@ class Bench:
             POD,
             name,
             self.namespace,
-            {"status": status or {"phase": "Running", "podIP": "127.0.0.1"}},
+            {"status": status or RUNNING},
             subresource="status",
         )
 

@@ -201,10 +201,13 @@ async def test_a_deleted_link_stops_reading_and_leaves_its_children_to_the_clust
     uid = (await bench.own(KIND, "to-east"))["metadata"]["uid"]
     service = await bench.client.get(SERVICE, "to-east-remote-prefill", bench.namespace)
     assert [reference["uid"] for reference in service["metadata"]["ownerReferences"]] == [uid]
+    await bench.edit("PDCluster", "west", {"remotePrefill": [{"linkRef": "to-east", "initialThreshold": 100}]})
     await bench.client.delete(INTER_CLUSTER_LINK, "to-east", bench.namespace)
+    bench.enqueued.clear()
     mark = bench.server.audit.mark()
     await bench.run(KIND, "to-east")
     assert bench.writes_since(mark) == []
+    assert bench.enqueued == [key_for("PDCluster", bench.namespace, "west")], "who names the link is told"
     assert not bench.world.peers.snapshot(key_for(KIND, bench.namespace, "to-east")).read
 
 
@@ -240,6 +243,27 @@ async def test_with_a_kubeconfig_the_secret_decides(bench: Bench) -> None:
     await bench.client.delete(SECRET, "peer", bench.namespace)
     await bench.run(KIND, "to-east")
     assert await mirrored(bench) == {"10.1.0.1": True, "10.1.0.2": True}
+
+
+async def test_what_could_not_be_written_is_not_said_to_be_mirrored(bench: Bench) -> None:
+    name = "to-east-remote-prefill-ipv4-8000-0"
+    foreign = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": bench.namespace},
+        "addressType": "IPv4",
+        "endpoints": [],
+    }
+    await bench.client.create(foreign)
+    await bench.place(KIND, "to-east", link(bench.namespace))
+    await until(bench, "EndpointsMirrored", "False")
+    assert (await bench.conditions(KIND, "to-east"))["EndpointsMirrored"] == ("False", "APIError")
+    assert name in await bench.message(KIND, "to-east", "EndpointsMirrored")
+    assert (await bench.own(KIND, "to-east"))["status"]["endpoints"] == 0
+
+    await bench.client.delete(ENDPOINT_SLICE, name, bench.namespace)
+    await until(bench, "EndpointsMirrored", "True")
+    assert (await bench.own(KIND, "to-east"))["status"]["endpoints"] == 2
 
 
 async def test_a_document_that_is_nonsense_is_said_and_mirrors_nothing(bench: Bench) -> None:

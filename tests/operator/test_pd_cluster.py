@@ -13,7 +13,7 @@ from aiohttp import web
 from e2e.apiserver import ApiServer
 from prfaas.api.policy import RoutingPolicy, supersedes
 from prfaas.kube.client import KubeClient
-from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, ROLE_BINDING, SERVICE, SERVICE_ACCOUNT, Object
+from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, POD, ROLE_BINDING, SERVICE, SERVICE_ACCOUNT, Object
 from prfaas.operator.pd_cluster import reconcile
 from prfaas.operator.routers import Routers
 from tests.operator import bench as here
@@ -211,10 +211,43 @@ async def test_paused_neither_writes_children_nor_puts_policies(bench: Bench, pi
     assert (await bench.conditions(KIND, "west"))["Reconciling"] == ("False", "Paused")
 
 
-async def test_what_keeps_remote_prefill_from_being_there_is_said(bench: Bench) -> None:
+async def test_a_link_that_is_named_and_does_not_exist_keeps_the_pool_from_being_ready(bench: Bench) -> None:
     await placed(bench, **remote(100))
-    assert (await bench.conditions(KIND, "west"))["RemotePrefillAvailable"] == ("False", "LinkNotFound")
+    conditions = await bench.conditions(KIND, "west")
+    assert conditions["RemotePrefillAvailable"] == conditions["Ready"] == ("False", "LinkNotFound")
+    assert await bench.message(KIND, "west", "Ready") == "there is no InterClusterLink to-east in this namespace"
+    assert conditions["RouterReady"] == ("True", "Available"), "it serves nevertheless"
+    await bench.edit(KIND, "west", {"remotePrefill": []})
+    await bench.settle(KIND, "west")
     assert (await bench.conditions(KIND, "west"))["Ready"] == ("True", "AsSpecified")
+
+
+async def test_a_router_that_cannot_start_is_said_with_its_containers_words(bench: Bench) -> None:
+    await placed(bench)
+    waiting = {
+        "reason": "ImagePullBackOff",
+        "message": "Back-off: ErrImagePull: envoy:nowhere: not found",
+    }
+    status = {
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [
+            {
+                "name": "envoy",
+                "image": "envoy:nowhere",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"waiting": waiting},
+            }
+        ],
+    }
+    await bench.client.patch_merge(POD, "west-router-pod", bench.namespace, {"status": status}, subresource="status")
+    await bench.play(unready=("west-router",))
+    await bench.run(KIND, "west")
+    conditions = await bench.conditions(KIND, "west")
+    assert conditions["RouterReady"] == conditions["Ready"] == ("False", "Crashing")
+    said = "router pod west-router-pod: ImagePullBackOff of container envoy: envoy:nowhere: not found"
+    assert (await bench.message(KIND, "west", "RouterReady")).startswith(said)
 
 
 async def test_a_pool_that_is_off_has_a_router_and_no_instances(bench: Bench) -> None:

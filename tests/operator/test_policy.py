@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.policy import RoutingPolicy, supersedes
 from prfaas.operator.policy import policy_in, wanted_policy
-from prfaas.operator.routers import Routers, router_addresses
+from prfaas.operator.routers import Routers
 
 
 def cluster(threshold: int = 100, *, uid: str = "u", **policy: Any) -> PDCluster:
@@ -85,19 +85,6 @@ def test_a_policy_comes_back_from_its_config_map() -> None:
     assert policy_in({"data": {"policy.json": policy.model_dump_json(by_alias=True)}}) == policy
 
 
-def pod(name: str, *, role: str = "router", phase: str = "Running", ending: bool = False) -> dict[str, Any]:
-    ends = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if ending else {}
-    return {
-        "metadata": {"name": name, "labels": {"prfaas.io/role": role}, **ends},
-        "status": {"phase": phase, "podIP": "10.0.0.1"},
-    }
-
-
-def test_only_routers_that_run_are_asked() -> None:
-    pods = [pod("a"), pod("b", role="decode"), pod("c", phase="Pending"), pod("d", ending=True)]
-    assert router_addresses(pods) == {"a": "10.0.0.1"}
-
-
 async def test_without_a_token_no_router_is_asked() -> None:
     policy: RoutingPolicy = wanted_policy(cluster(), None, 1)
-    assert await Routers(None).synchronise(policy, ["10.0.0.1"]) == 0
+    assert await Routers(None).synchronise(policy, ["10.0.0.1"]) == frozenset()

@@ -18,6 +18,7 @@ from tests.operator.bench import Bench
 
 pytestmark = pytest.mark.apiserver
 KIND = "PrfaaSCluster"
+NO_GPUS = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ async def test_no_room_is_said_with_what_is_missing(bench: Bench) -> None:
     await placed(bench)
     labels = (await bench.children())["east-1"]["spec"]["template"]["metadata"]["labels"]
     await bench.client.delete(POD, "east-1-pod", bench.namespace, grace_seconds=0)
-    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPUS}
     await bench.put_pod("east-1-again", labels, node=None, status={"phase": "Pending", "conditions": [refused]})
     await bench.run(KIND, "east")
     assert (await bench.conditions(KIND, "east"))["PodsPlaced"] == ("False", "Unschedulable")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from prfaas.api.conditions import REASONS, Reason, Type
+from prfaas.api.conditions import Reason, Type, Verdict
+from prfaas.api.policy import RoutingPolicy
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.kube.errors import Conflict, Forbidden, Invalid, KubeError, NameTaken, NotFound, Unreachable
-from prfaas.operator.observed import Instances, instances
-from prfaas.operator.pd_cluster import router_ready, router_synced
+from prfaas.operator.observed import Instances, PodState, instances, routers
 from prfaas.operator.verdicts import (
     Obstacle,
-    Verdict,
-    conditions,
     pods_placed,
+    router_ready,
+    router_synced,
+    routers_complete,
     serving,
     spec_obstacle,
     summary,
@@ -27,8 +27,11 @@ from prfaas.workloads.errors import SpecError
 
 SPEC = PrfaaSClusterSpec.model_validate({"model": {"name": "m"}, "gpusPerInstance": 8, "engine": {"image": "i"}})
 SETTLED = Step()
-MOVING = Step(held=("east-0",))
-REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+NO_GPUS = (
+    "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector. "
+    "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+)
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPUS}
 
 
 def deployment(index: int, *, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -107,13 +110,69 @@ def test_an_ending_pod_on_a_dead_node_does_not_hide_that_its_successor_has_no_ro
     )
 
 
-@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "ImagePullBackOff"])
-def test_a_container_that_will_not_run_by_itself_is_named(reason: str) -> None:
-    broken = pod(0, containerStatuses=[{"state": {"waiting": {"reason": reason}}}])
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            "0/3 nodes are available: 1 node(s) had untolerated taint {gpu: true}, 2 Insufficient cpu. preemption: no.",
+            "no room for east-0: Insufficient cpu; node(s) had untolerated taint {gpu: true}",
+        ),
+        ("no nodes available to schedule pods", "no room for east-0: no nodes available to schedule pods"),
+        ("", "no room for east-0: the scheduler does not say why"),
+        (
+            "0/2 nodes are available: 2 Insufficient memory, 2 Insufficient nvidia.com/gpu.",
+            "no room for east-0: no node has 8 nvidia.com/gpu free; add nodes to the pool or lower the number of "
+            "instances; also: Insufficient memory",
+        ),
+    ],
+)
+def test_gpus_are_blamed_only_when_the_scheduler_does(refusal: str, words: str) -> None:
+    waiting = pod(0, node=None, conditions=[REFUSED | {"message": refusal}])
+    assert pods_placed(seen([deployment(0)], [waiting]), SPEC, 1).message == words
+
+
+def crashing(**container: Any) -> dict[str, Any]:
+    return {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **container}
+
+
+PULL = "failed to pull image: not found"
+BROKEN = {
+    "crash": (crashing(), "CrashLoopBackOff of container engine"),
+    "crash with words": (
+        crashing(lastState={"terminated": {"exitCode": 1, "reason": "Error", "message": "x\nno such model\n"}}),
+        "CrashLoopBackOff of container engine: it ended with status 1: no such model",
+    ),
+    "killed": (
+        crashing(lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+        "CrashLoopBackOff of container engine: it ended with status 137: OOMKilled",
+    ),
+    "pull": (
+        {"name": "engine", "state": {"waiting": {"reason": "ErrImagePull", "message": PULL}}},
+        f"ImagePullBackOff of container engine: {PULL}",
+    ),
+    "waiting to pull": (
+        {
+            "name": "engine",
+            "state": {
+                "waiting": {
+                    "reason": "ImagePullBackOff",
+                    "message": f'Back-off pulling image "x": ErrImagePull: {PULL}',
+                }
+            },
+        },
+        f"ImagePullBackOff of container engine: {PULL}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("container", "words"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
+def test_a_container_that_will_not_run_by_itself_is_named(where: str, container: dict[str, Any], words: str) -> None:
+    broken = pod(0, node="n", **{where: [container]})
     verdict = serving(seen([deployment(0, ready=False)], [broken]), SETTLED)
     assert verdict is not None
     assert verdict.reason is Reason.CRASHING
-    assert f"instance east-0: {reason}" in verdict.message
+    assert verdict.message == f"instance east-0: {words}; see `kubectl describe pod -l prfaas.io/instance=east-0`"
 
 
 def test_one_that_is_starting_is_named_and_one_that_runs_is_not() -> None:
@@ -141,6 +200,14 @@ def test_ready_takes_the_reason_of_the_first_thing_that_is_missing() -> None:
     second = Verdict(Type.ROUTER_READY, False, Reason.NO_ROUTERS, "none")
     ready = summary([None, first, second], obstacle=None, paused=False)[0]
     assert (ready.reason, ready.message) == (Reason.UNSCHEDULABLE, "no room")
+
+
+def test_what_is_wrong_explains_what_cannot_be_known() -> None:
+    unknown = Verdict(Type.CREDENTIALS_VALID, None, Reason.UNREACHABLE, "the credentials cannot be tried")
+    wrong = Verdict(Type.PEER_API_REACHABLE, False, Reason.UNREACHABLE, "Connect timeout to https://east:6443")
+    for needed in ([unknown, wrong], [wrong, unknown]):
+        ready, reconciling, _ = summary(needed, obstacle=None, paused=False)
+        assert ready.message == reconciling.message == wrong.message
 
 
 def test_an_unknown_is_not_ready() -> None:
@@ -171,38 +238,101 @@ def test_a_spec_error_keeps_its_path_problem_and_remedy() -> None:
     assert obstacle.message == "spec.x: is wrong; make it right. What runs is kept."
 
 
-def test_a_router_counts_only_when_the_newest_template_runs() -> None:
-    def state(**status: int) -> Verdict:
-        return router_ready({"metadata": {"generation": 2}, "status": status}, 2)
-
-    assert state(observedGeneration=2, availableReplicas=2, updatedReplicas=2).status is True
-    assert state(observedGeneration=1, availableReplicas=2, updatedReplicas=2).status is False
-    assert state(observedGeneration=2, availableReplicas=2, updatedReplicas=1).status is False
-    assert router_ready(None, 2).status is False
-    assert router_ready(None, 0).reason is Reason.NO_ROUTERS
+def router(name: str, *, ready: bool = False, node: str | None = "n", **status: Any) -> dict[str, Any]:
+    state = [{"type": "Ready", "status": "True" if ready else "False"}]
+    return {
+        "metadata": {"name": name, "labels": {"prfaas.io/role": "router"}},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": "Running", "podIP": f"ip-{name}", "conditions": state, **status},
+    }
 
 
-def test_no_policy_and_no_routers_are_never_in_step() -> None:
-    assert router_synced(None, 0, 0).reason is Reason.NO_ROUTERS
-    assert router_synced(None, 2, 0).reason is Reason.POLICY_PENDING
+def router_pods(*pods: dict[str, Any]) -> tuple[PodState, ...]:
+    return routers([*pods, pod(0)])
 
 
-def test_every_verdict_made_here_has_a_documented_reason() -> None:
-    made = [
-        *summary([None], obstacle=None, paused=True),
-        *summary([None], obstacle=None, paused=False, draining=True),
-        *summary([], obstacle=Obstacle(Reason.NAME_CONFLICT, ""), paused=False),
-        pods_placed(seen([], []), SPEC, 0),
-        pods_placed(seen([], []), SPEC, 1),
-        pods_placed(seen([deployment(0)], [pod(0, node=None, conditions=[REFUSED])]), SPEC, 1),
-        pods_placed(seen([deployment(0)], [pod(0)]), SPEC, 1),
-        router_synced(None, 0, 0),
-        router_synced(None, 1, 0),
-        router_ready(None, 1),
-        router_ready(None, 0),
-    ]
-    for unmet in [*made, serving(seen([deployment(0, ready=False)], []), SETTLED), serving(seen([], []), MOVING)]:
-        made = [*made, *summary([unmet], obstacle=None, paused=False)]
-    for verdict in made:
-        assert verdict.reason in REASONS[verdict.type]
-    assert len(conditions(made, 1, datetime(2026, 1, 1, tzinfo=UTC))) == len(made)
+def test_only_routers_that_stay_count_and_only_running_ones_have_an_address() -> None:
+    ending = router("c") | {"metadata": {**router("c")["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    found = router_pods(router("b", phase="Pending"), router("a"), ending)
+    assert [(each.name, each.address) for each in found] == [("a", "ip-a"), ("b", "")]
+
+
+def test_one_router_that_is_ready_serves_whatever_the_others_do() -> None:
+    pods = router_pods(router("a", ready=True), router("b", containerStatuses=[crashing()]))
+    assert router_ready(pods, None, 2) == Verdict(Type.ROUTER_READY, True, Reason.AVAILABLE)
+    complete = routers_complete(pods, None, 2)
+    assert complete is not None
+    assert complete.reason is Reason.CRASHING
+
+
+@pytest.mark.parametrize(
+    ("pods", "deployment_status", "reason", "words"),
+    [
+        ((), {}, Reason.NO_ROUTERS, "there is no router pod yet"),
+        ((router("a"),), {}, Reason.STARTING, "no router is ready"),
+        (
+            (router("a", containerStatuses=[crashing(name="picker")]),),
+            {},
+            Reason.CRASHING,
+            "router pod a: CrashLoopBackOff of container picker; see `kubectl describe pod a`",
+        ),
+        (
+            (router("a", initContainerStatuses=[BROKEN["pull"][0]]),),
+            {},
+            Reason.CRASHING,
+            f"router pod a: ImagePullBackOff of container engine: {PULL}; see `kubectl describe pod a`",
+        ),
+        (
+            (
+                router(
+                    "a", node=None, conditions=[REFUSED | {"message": "0/1 nodes are available: 1 Insufficient cpu."}]
+                ),
+            ),
+            {},
+            Reason.UNSCHEDULABLE,
+            "no room for router pod a: Insufficient cpu",
+        ),
+        (
+            (),
+            {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]},
+            Reason.UNSCHEDULABLE,
+            "the router's pod is refused: exceeded quota",
+        ),
+    ],
+    ids=["none", "starting", "crashing", "image", "no room", "refused"],
+)
+def test_why_no_router_is_ready(
+    pods: tuple[dict[str, Any], ...], deployment_status: dict[str, Any], reason: Reason, words: str
+) -> None:
+    verdict = router_ready(router_pods(*pods), {"status": deployment_status}, 1)
+    assert verdict == Verdict(Type.ROUTER_READY, False, reason, words)
+
+
+def test_routers_are_complete_when_the_newest_template_runs_as_often_as_asked_for() -> None:
+    def state(**status: int) -> Verdict | None:
+        return routers_complete((), {"metadata": {"generation": 2}, "status": status}, 2)
+
+    assert state(observedGeneration=2, availableReplicas=2, updatedReplicas=2) is None
+    for status in ((1, 2, 2), (2, 2, 1), (2, 1, 2)):
+        names = ("observedGeneration", "availableReplicas", "updatedReplicas")
+        missing = state(**dict(zip(names, status, strict=True)))
+        assert missing is not None
+        assert missing.reason is Reason.STARTING
+    assert routers_complete((), None, 2) is not None
+    assert router_ready((), None, 0).reason is Reason.NO_ROUTERS
+
+
+def policy() -> RoutingPolicy:
+    return RoutingPolicy.build(pd_cluster_uid="u", epoch=1, version=1, model="m")
+
+
+def test_routers_that_are_ready_must_follow_the_policy_and_no_others() -> None:
+    pods = router_pods(router("a", ready=True), router("b"))
+    assert router_synced(policy(), pods, {"ip-a"}).status is True
+    for verdict in (
+        router_synced(policy(), pods, {"ip-b"}),
+        router_synced(None, pods, {"ip-a"}),
+        router_synced(policy(), router_pods(router("b")), {"ip-b"}),
+    ):
+        assert (verdict.status, verdict.reason) == (False, Reason.POLICY_PENDING)
+    assert router_synced(policy(), (), set()).reason is Reason.NO_ROUTERS

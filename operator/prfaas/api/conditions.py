@@ -7,6 +7,7 @@ counter and no time, so that a status is rewritten only when something a person 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -40,7 +41,7 @@ class Type(_Documented):
     PODS_PLACED = "PodsPlaced", "Every instance has a node."
     EXPORTED = "Exported", "The pool is published in this datacenter's exchange namespace, where peers may read it."
     ROUTER_READY = "RouterReady", "At least one router pod is ready for clients."
-    ROUTER_SYNCED = "RouterSynced", "Every router pod uses the policy that is committed."
+    ROUTER_SYNCED = "RouterSynced", "Every router pod that is ready uses the policy that is committed."
     REMOTE_PREFILL_AVAILABLE = (
         "RemotePrefillAvailable",
         "At least one link has a remote instance that is ready.",
@@ -63,16 +64,22 @@ class Reason(_Documented):
     NAME_CONFLICT = "NameConflict", "An object of a name that is needed exists and is not ours."
     API_ERROR = "APIError", "The API server refused a write; the message is its own."
     PLACED = "Placed", "Every instance has a node."
-    UNSCHEDULABLE = "Unschedulable", "No node of the pool has room for an instance."
+    UNSCHEDULABLE = "Unschedulable", "No node has room for a pod, or it is refused before one is looked for."
     STARTING = "Starting", "Pods exist and are not ready yet."
-    CRASHING = "Crashing", "Containers end again and again."
+    CRASHING = (
+        "Crashing",
+        "A container ends again and again, or cannot be started, as when its image cannot be pulled.",
+    )
     NO_INSTANCES = "NoInstances", "The pool is scaled to nothing."
     PUBLISHED = "Published", "The document in the exchange namespace is up to date."
     PUBLISH_FAILED = "PublishFailed", "The document could not be written; the message is the API server's."
     AVAILABLE = "Available", "At least one is ready."
     NO_ROUTERS = "NoRouters", "`router.replicas` is 0, or no router pod exists yet."
-    ACKNOWLEDGED = "Acknowledged", "Every router pod has said that it uses the policy."
-    POLICY_PENDING = "PolicyPending", "Some router pod uses an older policy or could not be asked."
+    ACKNOWLEDGED = "Acknowledged", "Every router pod that is ready has said that it uses the policy."
+    POLICY_PENDING = (
+        "PolicyPending",
+        "Some router pod that is ready does not use the policy yet, or none is ready.",
+    )
     NOT_CONFIGURED = "NotConfigured", "The spec does not ask for it."
     LINK_NOT_FOUND = "LinkNotFound", "An InterClusterLink that the spec names does not exist."
     LINK_NOT_READY = "LinkNotReady", "No InterClusterLink that the spec names is ready."
@@ -121,13 +128,12 @@ CONDITIONS: Mapping[str, tuple[Type, ...]] = {
 }
 """Which conditions each kind has, in the order in which they are written."""
 
-_PLACEMENT = (Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING)
 _STALLED = (Reason.INVALID_SPEC, Reason.NAME_CONFLICT, Reason.API_ERROR)
 _OWN: Mapping[Type, tuple[Reason, ...]] = {
-    Type.STALLED: (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED),
-    Type.PODS_PLACED: (Reason.PLACED, Reason.NO_INSTANCES, Reason.PROGRESSING, *_PLACEMENT),
-    Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED, Reason.NOT_CONFIGURED),
-    Type.ROUTER_READY: (Reason.AVAILABLE, Reason.NO_ROUTERS, *_PLACEMENT),
+    Type.STALLED: (Reason.AS_SPECIFIED, *_STALLED),
+    Type.PODS_PLACED: (Reason.PLACED, Reason.NO_INSTANCES, Reason.PROGRESSING, Reason.UNSCHEDULABLE),
+    Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED),
+    Type.ROUTER_READY: (Reason.AVAILABLE, Reason.NO_ROUTERS, Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING),
     Type.ROUTER_SYNCED: (Reason.ACKNOWLEDGED, Reason.POLICY_PENDING, Reason.NO_ROUTERS),
     Type.REMOTE_PREFILL_AVAILABLE: (
         Reason.AVAILABLE,
@@ -136,7 +142,7 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
         Reason.LINK_NOT_READY,
         Reason.NO_REMOTE_ENDPOINTS,
     ),
-    Type.ACCEPTED: (Reason.VALID, Reason.LOCAL_NOT_FOUND, Reason.INVALID_SPEC),
+    Type.ACCEPTED: (Reason.VALID, Reason.LOCAL_NOT_FOUND),
     Type.CREDENTIALS_VALID: (
         Reason.VALID,
         Reason.NOT_NEEDED,
@@ -168,7 +174,6 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
         Reason.MODEL_MISMATCH,
         Reason.KEY_MISMATCH,
         Reason.CLUSTER_ID_MISMATCH,
-        Reason.PEER_LOST,
         Reason.REMOTE_NOT_PUBLISHED,
         Reason.DOCUMENT_INVALID,
         Reason.NOT_PROBED,
@@ -176,11 +181,33 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
     ),
     Type.ENCRYPTED: (Reason.ALL_ENCRYPTED, Reason.DECLARED_NONE),
 }
-SUMMARY_REASONS = (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.PAUSED, *_STALLED)
+_GOING = (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.STARTING, Reason.CRASHING)
+SUMMARY_REASONS: Mapping[Type, tuple[Reason, ...]] = {
+    Type.READY: (*_GOING, *_STALLED),
+    Type.RECONCILING: (*_GOING, Reason.PAUSED, *_STALLED),
+}
 """The reasons of `Ready` and `Reconciling` beside those that they take over from whatever they wait for."""
-_SUMMARY = tuple(dict.fromkeys((*SUMMARY_REASONS, *(reason for own in _OWN.values() for reason in own))))
-REASONS: Mapping[Type, tuple[Reason, ...]] = {Type.READY: _SUMMARY, Type.RECONCILING: _SUMMARY, **_OWN}
+
+
+def _with_taken_over(own: tuple[Reason, ...]) -> tuple[Reason, ...]:
+    return tuple(dict.fromkeys((*own, *(reason for reasons in _OWN.values() for reason in reasons))))
+
+
+REASONS: Mapping[Type, tuple[Reason, ...]] = {
+    **{kind: _with_taken_over(own) for kind, own in SUMMARY_REASONS.items()},
+    **_OWN,
+}
 """The reasons that each type may have."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One condition before it gets its generation and time. status None: unknown."""
+
+    type: Type
+    status: bool | None
+    reason: Reason
+    message: str = ""
 
 
 class Condition(ApiModel):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prfaas.api.base import API_VERSION
-from prfaas.api.conditions import CONDITIONS, REASONS, SUMMARY_REASONS, Type
+from prfaas.api.conditions import CONDITIONS, REASONS, SUMMARY_REASONS
 from prfaas.api.kinds import KINDS
 from prfaas.api.resource import ApiObject
 from prfaas.api.schema import Schema, structural
@@ -96,7 +96,7 @@ def _conditions() -> str:
         "",
     ]
     for kind, reasons in REASONS.items():
-        shown = SUMMARY_REASONS if kind in (Type.READY, Type.RECONCILING) else reasons
+        shown = SUMMARY_REASONS.get(kind, reasons)
         lines += [f"### {kind.value}", "", kind.meaning, "", "| reason | meaning |", "| --- | --- |"]
         lines += [f"| `{reason.value}` | {reason.meaning} |" for reason in shown]
         lines.append("")

@@ -58,10 +58,12 @@ class Outcome:
     results: dict[Key, Object] = field(default_factory=dict)
     """Objects as the server stored them, of the steps that wrote one."""
 
-    def raise_first(self) -> None:
-        """Raises the first failure, if there was one."""
-        for error in self.failed.values():
-            raise error
+    def after(self, before: Iterable[Object]) -> dict[Key, Object]:
+        """The objects that are there now, given those that were there before: without reading them again."""
+        here = {key_of(obj): obj for obj in before} | self.results
+        for key in self.deleted:
+            here.pop(key, None)
+        return here
 
 
 def stamped(wanted: Object) -> Object:

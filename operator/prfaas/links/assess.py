@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prfaas.api.conditions import REASONS, Condition, Reason, Type, timestamp
+from prfaas.api.conditions import REASONS, Condition, Reason, Type, Verdict, timestamp
 from prfaas.api.exchange import PoolDocument
 from prfaas.api.inter_cluster_link import InterClusterLinkSpec
 from prfaas.links.contact import Connected, Contact, NotConnected, NotProbed
@@ -20,20 +20,10 @@ from prfaas.links.peer import PeerSnapshot
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One condition before it gets its generation and time. status None: unknown."""
-
-    type: Type
-    status: bool | None
-    reason: Reason
-    message: str = ""
-
-
-@dataclass(frozen=True)
 class Assessment:
     """What to say about a link, and what to mirror."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Verdict, ...]
     mirror: Mirrored | None
     """Endpoints to mirror, perhaps none; None: leave what is mirrored as it is."""
     compatibility_key: str | None = None
@@ -43,7 +33,7 @@ class Assessment:
     lost_since: str | None = None
     """For the link's status; None where it says nothing."""
 
-    def find(self, kind: Type) -> Finding:
+    def find(self, kind: Type) -> Verdict:
         return next(each for each in self.findings if each.type == kind)
 
 
@@ -96,72 +86,72 @@ def _lost_since(contact: Contact, before: str | None) -> str | None:
             return before
 
 
-def _accepted(spec: InterClusterLinkSpec, local: LocalEnd | None) -> Finding:
+def _accepted(spec: InterClusterLinkSpec, local: LocalEnd | None) -> Verdict:
     if local is None:
         text = f"spec.local: there is no {spec.local.kind} {spec.local.name} in this namespace"
-        return Finding(Type.ACCEPTED, False, Reason.LOCAL_NOT_FOUND, text)
-    return Finding(Type.ACCEPTED, True, Reason.VALID)
+        return Verdict(Type.ACCEPTED, False, Reason.LOCAL_NOT_FOUND, text)
+    return Verdict(Type.ACCEPTED, True, Reason.VALID)
 
 
-def _encrypted(spec: InterClusterLinkSpec) -> Finding:
+def _encrypted(spec: InterClusterLinkSpec) -> Verdict:
     plain = [name for name in ("control", "requests", "kv") if getattr(spec.encryption, name) == "None"]
     if plain:
         text = f"the spec says None for: {', '.join(plain)}"
-        return Finding(Type.ENCRYPTED, False, Reason.DECLARED_NONE, text)
-    return Finding(Type.ENCRYPTED, True, Reason.ALL_ENCRYPTED)
+        return Verdict(Type.ENCRYPTED, False, Reason.DECLARED_NONE, text)
+    return Verdict(Type.ENCRYPTED, True, Reason.ALL_ENCRYPTED)
 
 
-def _standing(kind: Type, before: Sequence[Condition]) -> Finding:
+def _standing(kind: Type, before: Sequence[Condition]) -> Verdict:
     found = next((each for each in before if each.type == kind.value), None)
     if found is None:
-        return Finding(kind, None, Reason.NOT_PROBED, "the peer has not been asked yet")
+        return Verdict(kind, None, Reason.NOT_PROBED, "the peer has not been asked yet")
     status = {"True": True, "False": False, "Unknown": None}[found.status]
     reason = next((each for each in REASONS[kind] if each.value == found.reason), Reason.NOT_PROBED)
-    return Finding(kind, status, reason, found.message)
+    return Verdict(kind, status, reason, found.message)
 
 
-def _credentials_valid(peer: PeerSnapshot, before: Sequence[Condition]) -> Finding:
+def _credentials_valid(peer: PeerSnapshot, before: Sequence[Condition]) -> Verdict:
     kind = Type.CREDENTIALS_VALID
     if peer.local:
-        return Finding(kind, True, Reason.NOT_NEEDED)
+        return Verdict(kind, True, Reason.NOT_NEEDED)
     if isinstance(peer.contact, Connected):
-        return Finding(kind, True, Reason.VALID)
+        return Verdict(kind, True, Reason.VALID)
     if isinstance(peer.contact, NotProbed):
         return _standing(kind, before)
     if peer.contact.reason == Reason.UNREACHABLE:
-        return Finding(kind, None, Reason.UNREACHABLE, "the peer does not answer, so they cannot be tried")
-    return Finding(kind, False, peer.contact.reason, peer.contact.message)
+        return Verdict(kind, None, Reason.UNREACHABLE, "the peer does not answer, so the credentials cannot be tried")
+    return Verdict(kind, False, peer.contact.reason, peer.contact.message)
 
 
-def _reachable(peer: PeerSnapshot, before: Sequence[Condition]) -> Finding:
+def _reachable(peer: PeerSnapshot, before: Sequence[Condition]) -> Verdict:
     kind = Type.PEER_API_REACHABLE
     if isinstance(peer.contact, Connected):
-        return Finding(kind, True, Reason.NOT_NEEDED if peer.local else Reason.REACHABLE)
+        return Verdict(kind, True, Reason.NOT_NEEDED if peer.local else Reason.REACHABLE)
     if isinstance(peer.contact, NotProbed):
         return _standing(kind, before)
     if peer.contact.reason == Reason.UNREACHABLE:
-        return Finding(kind, False, Reason.UNREACHABLE, peer.contact.message)
+        return Verdict(kind, False, Reason.UNREACHABLE, peer.contact.message)
     if peer.contact.reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
-        return Finding(kind, True, Reason.REACHABLE, "it answers, and refuses us; see CredentialsValid")
-    return Finding(kind, None, Reason.NOT_PROBED, "it cannot be asked; see CredentialsValid")
+        return Verdict(kind, True, Reason.REACHABLE, "it answers, and refuses us; see CredentialsValid")
+    return Verdict(kind, None, Reason.NOT_PROBED, "it cannot be asked; see CredentialsValid")
 
 
-def _compatible(document: PoolDocument | Refusal | None, local: LocalEnd | None) -> Finding:
+def _compatible(document: PoolDocument | Refusal | None, local: LocalEnd | None) -> Verdict:
     kind = Type.COMPATIBLE
     if document is None:
-        return Finding(kind, None, Reason.PEER_LOST, "there is no contact with the peer, and nothing of it is known")
+        return Verdict(kind, None, Reason.PEER_LOST, "there is no contact with the peer, and nothing of it is known")
     if isinstance(document, Refusal):
-        return Finding(kind, False, document.reason, document.message)
+        return Verdict(kind, False, document.reason, document.message)
     if local is None:
-        return Finding(kind, None, Reason.LOCAL_NOT_FOUND, "there is no pool at this end to compare with")
+        return Verdict(kind, None, Reason.LOCAL_NOT_FOUND, "there is no pool at this end to compare with")
     refusal = incompatibility(document, local)
     if refusal is not None:
-        return Finding(kind, False, refusal.reason, refusal.message)
-    return Finding(kind, True, Reason.MATCHED)
+        return Verdict(kind, False, refusal.reason, refusal.message)
+    return Verdict(kind, True, Reason.MATCHED)
 
 
 def _mirror(
-    spec: InterClusterLinkSpec, document: PoolDocument | Refusal | None, compatible: Finding
+    spec: InterClusterLinkSpec, document: PoolDocument | Refusal | None, compatible: Verdict
 ) -> Mirrored | None:
     if document is None:
         return None
@@ -173,20 +163,20 @@ def _mirror(
 def _endpoints_mirrored(
     spec: InterClusterLinkSpec,
     peer: PeerSnapshot,
-    compatible: Finding,
+    compatible: Verdict,
     mirror: Mirrored | None,
-) -> Finding:
+) -> Verdict:
     kind = Type.ENDPOINTS_MIRRORED
     if spec.remote.kind != "PrfaaSCluster":
-        return Finding(kind, True, Reason.NOT_CONFIGURED, f"a {spec.remote.kind} offers no prefill to its peers")
+        return Verdict(kind, True, Reason.NOT_CONFIGURED, f"a {spec.remote.kind} offers no prefill to its peers")
     if mirror is None:
-        return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: endpoints mirrored before stay")
+        return Verdict(kind, None, Reason.LAST_KNOWN, "no contact with the peer: endpoints mirrored before stay")
     if compatible.status is not True:
-        return Finding(kind, False, compatible.reason, "none; see Compatible")
+        return Verdict(kind, False, compatible.reason, "none; see Compatible")
     refused = "; ".join(mirror.refused[:3])
     if isinstance(peer.contact, NotConnected):
-        return Finding(kind, None, Reason.LAST_KNOWN, "no contact with the peer: the endpoints known last stay")
+        return Verdict(kind, None, Reason.LAST_KNOWN, "no contact with the peer: the endpoints known last stay")
     if not any(each.ready for each in mirror.endpoints):
         text = "the peer publishes no instance that is ready"
-        return Finding(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"{text}; {refused}" if refused else text)
-    return Finding(kind, True, Reason.MIRRORED, f"left out: {refused}" if refused else "")
+        return Verdict(kind, False, Reason.NO_REMOTE_ENDPOINTS, f"{text}; {refused}" if refused else text)
+    return Verdict(kind, True, Reason.MIRRORED, f"left out: {refused}" if refused else "")

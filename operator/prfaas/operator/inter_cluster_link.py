@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from pydantic import ValidationError
 
 from prfaas.api import labels
-from prfaas.api.conditions import Type
+from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.inter_cluster_link import InterClusterLink, InterClusterLinkStatus, PeerStatus
 from prfaas.api.kinds import KINDS as MODELS
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.apply import plan
 from prfaas.kube.errors import KubeError, NotFound
-from prfaas.kube.resources import ENDPOINT_SLICE, SECRET, SERVICE, Key, Object
+from prfaas.kube.resources import ENDPOINT_SLICE, PD_CLUSTER, SECRET, SERVICE, Key, Object
 from prfaas.links.assess import Assessment, assess
 from prfaas.links.document import LocalEnd
 from prfaas.links.mirror import mirrored_objects
 from prfaas.operator.objects import fetch, parse
 from prfaas.operator.pools import LEFTOVER_SECONDS, OBSTACLE_SECONDS, belongs_to_another, without_conditions
 from prfaas.operator.report import read_conditions, report
-from prfaas.operator.verdicts import Obstacle, Verdict, conditions, summary, write_obstacle
+from prfaas.operator.verdicts import Obstacle, conditions, summary, write_obstacle
 from prfaas.operator.world import KINDS, Result, World, key_for
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import Owner, selector_text
@@ -39,6 +39,7 @@ async def reconcile(world: World, key: Key) -> Result:
     if live is None:
         world.peers.remove(key)
         world.secrets.forget(key)
+        await _wake_pools(world, key)
         return Result()
     link = await parse(world, live, InterClusterLink)
     if link is None:
@@ -53,7 +54,7 @@ async def reconcile(world: World, key: Key) -> Result:
         lost_since=known.lost_since if known else None,
     )
     wrote = await _mirror(world, link, assessment)
-    found = [Verdict(each.type, each.status, each.reason, each.message) for each in assessment.findings]
+    found = [unless_refused(each, wrote.retry) for each in assessment.findings]
     needed = [each for each in found if each.type is not Type.ENCRYPTED]
     verdicts = [
         *summary(needed, obstacle=wrote.obstacle, paused=link.spec.paused),
@@ -69,17 +70,33 @@ async def reconcile(world: World, key: Key) -> Result:
         endpoints=wrote.endpoints,
     )
     observed = conditions(verdicts, link.metadata.generation, world.now())
-    if await report(world, live, without_conditions(status), observed) and link.spec.local.kind == "PDCluster":
-        world.enqueue(key_for("PDCluster", key.namespace, link.spec.local.name))
+    if await report(world, live, without_conditions(status), observed):
+        await _wake_pools(world, key)
     if wrote.retry is not None and wrote.obstacle is None:
         raise wrote.retry
     return Result(wrote.again_after)
 
 
+async def _wake_pools(world: World, key: Key) -> None:
+    """Has the PDClusters looked at that name the link: it came, changed or went."""
+    for pool in (await world.client.list(PD_CLUSTER, key.namespace)).items:
+        remotes = (pool.get("spec") or {}).get("remotePrefill") or []
+        if any(remote.get("linkRef") == key.name for remote in remotes):
+            world.enqueue(key_for(PD_CLUSTER.kind, key.namespace, pool["metadata"]["name"]))
+
+
+def unless_refused(finding: Verdict, error: KubeError | None) -> Verdict:
+    """What was found; of the mirror only if it could be written, too."""
+    if finding.type is not Type.ENDPOINTS_MIRRORED or error is None:
+        return finding
+    return Verdict(finding.type, False, Reason.API_ERROR, f"not written as wanted: {error.message}")
+
+
 class _Wrote:
     """What mirroring did: endpoints that are mirrored now, and what stood in the way."""
 
-    def __init__(self, slices: Sequence[Object]) -> None:
+    def __init__(self, objects: Iterable[Object]) -> None:
+        slices = [obj for obj in objects if obj["kind"] == ENDPOINT_SLICE.kind]
         self.endpoints = sum(len(each.get("endpoints") or []) for each in slices)
         self.obstacle: Obstacle | None = None
         self.retry: KubeError | None = None
@@ -95,11 +112,10 @@ async def _mirror(world: World, link: InterClusterLink, assessment: Assessment) 
         for resource in (SERVICE, ENDPOINT_SLICE)
         for obj in (await world.client.list(resource, owner.namespace, labels=selector_text(ours))).items
     ]
-    slices = [obj for obj in current if obj["kind"] == ENDPOINT_SLICE.kind]
     if link.spec.paused or assessment.mirror is None:
-        return _Wrote(slices)
+        return _Wrote(current)
     if any(belongs_to_another(obj, owner) for obj in current):
-        wrote = _Wrote(slices)
+        wrote = _Wrote(current)
         wrote.again_after = LEFTOVER_SECONDS
         return wrote
     wanted = mirrored_objects(
@@ -113,7 +129,7 @@ async def _mirror(world: World, link: InterClusterLink, assessment: Assessment) 
     if link.spec.remote.kind != "PrfaaSCluster":
         wanted = []
     outcome = await world.appliers[owner.kind].execute(plan(current, wanted), owner=ours)
-    wrote = _Wrote([obj for obj in wanted if obj["kind"] == ENDPOINT_SLICE.kind])
+    wrote = _Wrote(outcome.after(current).values())
     wrote.obstacle = write_obstacle(outcome.failed.values())
     wrote.retry = next(iter(outcome.failed.values()), None)
     wrote.again_after = OBSTACLE_SECONDS if wrote.obstacle else None

@@ -1,4 +1,4 @@
-"""What the API server shows of a pool's instances, as values: which children there are, and how their pods do.
+"""What the API server shows of a pool, as values: which instances there are, how their pods and those of the router do.
 
 Pure. A child counts as ready only for the template that it has now: a Deployment whose controller has not seen the last
 change yet still reports the readiness of the old pods.
@@ -17,18 +17,27 @@ from prfaas.workloads.assignment import Observed, instance_index
 _BROKEN = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
 """Reasons of a waiting container that do not pass by themselves. (InvalidImageName and the like end in these, too.)"""
 
+_LONGEST = 500
+"""Characters of a container's trouble that a condition takes over."""
+
 
 @dataclass(frozen=True)
 class PodState:
-    """One pod of an instance."""
+    """One pod of an instance, or of the router."""
 
-    instance: str
+    name: str
+    """Of the instance; of a router, the pod's own."""
     scheduled: bool
     unschedulable: bool
     """The scheduler looked for a node and found none."""
     going: bool
+    ready: bool = False
+    refusal: str = ""
+    """The scheduler's words, where it found none."""
     broken: str = ""
-    """Reason for which a container does not run, where it will not pass by itself."""
+    """Why a container does not run, where it will not pass by itself."""
+    address: str = ""
+    """Where it runs, once it has an address."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Instances:
     def draining(self, role: str | None = None) -> int:
         """Instances with a pod that is ending."""
         roles = {child.name: child.role for child in self.children}
-        ending = {pod.instance for pod in self.pods if pod.going}
+        ending = {pod.name for pod in self.pods if pod.going}
         return sum(role in (None, roles.get(name)) for name in ending)
 
 
@@ -73,10 +82,21 @@ def instances(cluster: str, children: Iterable[Object], pods: Iterable[Object]) 
         if index is None:
             continue
         seen.append(_observed(child, index))
-        if message := _replica_failure(child):
+        if message := replica_failure(child):
             failures[child["metadata"]["name"]] = message
-    states = [_pod_state(pod) for pod in pods if labels.INSTANCE in pod["metadata"].get("labels", {})]
+    named = [(pod, pod["metadata"].get("labels", {}).get(labels.INSTANCE)) for pod in pods]
+    states = [_pod_state(pod, name) for pod, name in named if name]
     return Instances(tuple(sorted(seen, key=lambda child: child.index)), tuple(states), failures)
+
+
+def routers(pods: Iterable[Object]) -> tuple[PodState, ...]:
+    """The pods of the router among a pool's pods, but for those that are ending."""
+    found = [
+        _pod_state(pod, pod["metadata"]["name"])
+        for pod in pods
+        if pod["metadata"].get("labels", {}).get(labels.ROLE) == labels.ROLE_ROUTER
+    ]
+    return tuple(sorted((pod for pod in found if not pod.going), key=lambda pod: pod.name))
 
 
 def _observed(child: Object, index: int) -> Observed:
@@ -109,31 +129,54 @@ def _is_ready(child: Object) -> bool:
     return bool(current and status.get("updatedReplicas", 0) >= 1 and status.get("availableReplicas", 0) >= 1)
 
 
-def _replica_failure(child: Object) -> str:
+def replica_failure(child: Object) -> str:
+    """Why a Deployment's pods cannot even be created; empty where they can."""
     for condition in (child.get("status") or {}).get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             return str(condition.get("message", ""))
     return ""
 
 
-def _pod_state(pod: Object) -> PodState:
+def _pod_state(pod: Object, name: str) -> PodState:
     metadata, status = pod["metadata"], pod.get("status") or {}
     scheduled = bool((pod.get("spec") or {}).get("nodeName"))
-    refused = any(
-        condition["type"] == "PodScheduled"
-        and condition["status"] == "False"
-        and condition.get("reason") == "Unschedulable"
-        for condition in status.get("conditions") or []
-    )
-    waiting = [
-        (container.get("state") or {}).get("waiting") or {}
-        for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    ]
-    broken = next((str(state["reason"]) for state in waiting if state.get("reason") in _BROKEN), "")
+    said = {condition["type"]: condition for condition in status.get("conditions") or []}
+    placing = said.get("PodScheduled") or {}
+    unschedulable = not scheduled and placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return PodState(
-        instance=metadata["labels"][labels.INSTANCE],
+        name=name,
         scheduled=scheduled,
-        unschedulable=refused and not scheduled,
+        unschedulable=unschedulable,
         going="deletionTimestamp" in metadata,
-        broken=broken,
+        ready=(said.get("Ready") or {}).get("status") == "True",
+        refusal=str(placing.get("message") or "") if unschedulable else "",
+        broken=next(filter(None, map(_broken, containers)), ""),
+        address=str(status.get("podIP") or "") if status.get("phase") == "Running" else "",
     )
+
+
+def _broken(container: Object) -> str:
+    """Why a container does not run: in words that stay the same from one try to the next."""
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason = str(waiting.get("reason"))
+    if reason not in _BROKEN:
+        return ""
+    if reason == "CrashLoopBackOff":
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        words = [f"it ended with status {last['exitCode']}" if "exitCode" in last else "", _own(last)]
+    else:
+        # Kubelet alternates between trying and waiting, and puts the one's words behind the other's.
+        reason = "ImagePullBackOff" if reason == "ErrImagePull" else reason
+        words = [str(waiting.get("message") or "").rpartition("ErrImagePull: ")[2]]
+    detail = ": ".join(filter(None, words))
+    where = f"{reason} of container {container['name']}" if container.get("name") else reason
+    return f"{where}: {detail}"[:_LONGEST] if detail else where
+
+
+def _own(terminated: Mapping[str, Any]) -> str:
+    """What a container said at its end, or what ended it."""
+    if message := str(terminated.get("message") or "").strip():
+        return message.splitlines()[-1]
+    reason = str(terminated.get("reason") or "")
+    return "" if reason in ("Error", "Completed") else reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.api import labels
-from prfaas.api.conditions import Reason, Type, find, timestamp
+from prfaas.api.conditions import Reason, Type, Verdict, find, timestamp
 from prfaas.api.pd_cluster import (
     PDCluster,
     PDClusterStatus,
@@ -31,11 +31,18 @@ from prfaas.kube.resources import (
 )
 from prfaas.operator import exchange, pools
 from prfaas.operator.objects import fetch, parse
-from prfaas.operator.observed import Instances
+from prfaas.operator.observed import Instances, routers
 from prfaas.operator.policy import policy_in, wanted_policy
 from prfaas.operator.report import read_conditions, report
-from prfaas.operator.routers import router_addresses
-from prfaas.operator.verdicts import Verdict, conditions, pods_placed, serving, summary
+from prfaas.operator.verdicts import (
+    conditions,
+    pods_placed,
+    router_ready,
+    router_synced,
+    routers_complete,
+    serving,
+    summary,
+)
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
 from prfaas.workloads.engine import compatibility_key
@@ -76,21 +83,29 @@ async def reconcile(world: World, key: Key) -> Result:
     seen = took.children.instances
     frozen = spec.paused or took.step is None
     published = await exchange.publish(world, cluster, paused=frozen)
-    routers = [pod for pod in took.children.pods if _is_router(pod)]
-    addresses = router_addresses(routers)
+    pods, deployment = routers(took.children.pods), took.children.find(DEPLOYMENT, router_name(owner))
+    addresses = [pod.address for pod in pods if pod.address]
     policy = _committed(took.children)
-    synced = await world.routers.synchronise(policy, addresses.values(), put=not frozen) if policy else 0
+    synced = await world.routers.synchronise(policy, addresses, put=not frozen) if policy else frozenset()
 
+    links = await _links(world, cluster)
     placed = pods_placed(seen, spec, spec.pool.instances)
-    ready = router_ready(took.children.find(DEPLOYMENT, router_name(owner)), spec.router.replicas)
-    acknowledged = router_synced(policy, len(routers), synced)
-    needed = [placed if placed.status is not True else None, serving(seen, took.step), ready, acknowledged]
+    ready = router_ready(pods, deployment, spec.router.replicas)
+    acknowledged = router_synced(policy, pods, synced)
+    needed = [
+        placed,
+        serving(seen, took.step),
+        ready,
+        routers_complete(pods, deployment, spec.router.replicas),
+        acknowledged,
+        missing_link(links),
+    ]
     verdicts = [
         *summary(needed, obstacle=took.obstacle, paused=spec.paused, draining=seen.draining() > 0),
         placed,
         ready,
         acknowledged,
-        remote_prefill(cluster, await _links(world, cluster)),
+        remote_prefill(cluster, links),
     ]
     status = PDClusterStatus(
         observed_generation=cluster.metadata.generation,
@@ -101,37 +116,14 @@ async def reconcile(world: World, key: Key) -> Result:
             prefill=_role(seen, took, labels.ROLE_PREFILL, desired),
             decode=_role(seen, took, labels.ROLE_DECODE, desired),
         ),
-        policy=_policy_status(cluster, policy, len(routers), synced, timestamp(world.now())),
+        policy=_policy_status(cluster, policy, len(pods), len(synced), timestamp(world.now())),
     )
     observed = conditions(verdicts, cluster.metadata.generation, world.now())
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
     waits = [exchange.RETRY_SECONDS] if not published.ok else []
-    waits += [ROUTER_RETRY_SECONDS] if synced < len(addresses) and not frozen else []
+    waits += [ROUTER_RETRY_SECONDS] if len(synced) < len(addresses) and not frozen else []
     return took.finish(*waits)
-
-
-def router_ready(deployment: Object | None, replicas: int) -> Verdict:
-    """Whether all router pods serve."""
-    if replicas == 0:
-        return Verdict(Type.ROUTER_READY, False, Reason.NO_ROUTERS, "spec.router.replicas is 0: nobody takes requests")
-    status = (deployment or {}).get("status") or {}
-    generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
-    current = deployment is not None and status.get("observedGeneration", 0) >= generation
-    available = min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0)) if current else 0
-    if available >= replicas:
-        return Verdict(Type.ROUTER_READY, True, Reason.AVAILABLE)
-    text = "some routers are not ready" if status.get("availableReplicas") else "no router is ready"
-    return Verdict(Type.ROUTER_READY, False, Reason.STARTING, text)
-
-
-def router_synced(policy: RoutingPolicy | None, total: int, synced: int) -> Verdict:
-    """Whether every router pod follows the committed policy."""
-    if policy is not None and 0 < total == synced:
-        return Verdict(Type.ROUTER_SYNCED, True, Reason.ACKNOWLEDGED)
-    if total == 0:
-        return Verdict(Type.ROUTER_SYNCED, False, Reason.NO_ROUTERS, "there is no router pod")
-    return Verdict(Type.ROUTER_SYNCED, False, Reason.POLICY_PENDING, "not every router uses the committed policy yet")
 
 
 def remote_prefill(cluster: PDCluster, links: Sequence[tuple[str, Object | None]]) -> Verdict:
@@ -144,6 +136,11 @@ def remote_prefill(cluster: PDCluster, links: Sequence[tuple[str, Object | None]
     return next((each for each in verdicts if each.status), verdicts[0])
 
 
+def missing_link(links: Sequence[tuple[str, Object | None]]) -> Verdict | None:
+    """A link that the spec names and that does not exist: mistyped, or not made yet. None where all exist."""
+    return next((_over_link(name, None) for name, link in links if link is None), None)
+
+
 def _over_link(name: str, link: Object | None) -> Verdict:
     kind = Type.REMOTE_PREFILL_AVAILABLE
     if link is None:
@@ -151,7 +148,9 @@ def _over_link(name: str, link: Object | None) -> Verdict:
     status = link.get("status") or {}
     found = read_conditions(link)
     ready, mirrored = find(found, Type.READY), find(found, Type.ENDPOINTS_MIRRORED)
-    if mirrored is None or mirrored.status == "False":
+    # An endpoint that could not be written takes nothing away from those that are there.
+    unusable = mirrored is None or (mirrored.status == "False" and mirrored.reason != Reason.API_ERROR.value)
+    if unusable:
         why = f": {ready.reason}" if ready else ""
         return Verdict(kind, False, Reason.LINK_NOT_READY, f"link {name} is not ready{why}")
     if not status.get("endpoints"):
@@ -173,11 +172,6 @@ async def _links(world: World, cluster: PDCluster) -> list[tuple[str, Object | N
 
 def _committed(children: pools.Children) -> RoutingPolicy | None:
     return policy_in(children.find(CONFIG_MAP, labels.policy_config_map(children.owner.name)))
-
-
-def _is_router(pod: Object) -> bool:
-    metadata = pod["metadata"]
-    return metadata["labels"].get(labels.ROLE) == labels.ROLE_ROUTER and "deletionTimestamp" not in metadata
 
 
 def _role(seen: Instances, took: pools.Took, role: str, desired: dict[str, int]) -> RoleStatus:

@@ -68,10 +68,7 @@ class Children:
 
     def after(self, outcome: Outcome) -> Children:
         """The children once a plan was carried out, without reading them again."""
-        here = {key_of(obj): obj for obj in self.objects} | outcome.results
-        for key in outcome.deleted:
-            here.pop(key, None)
-        return replace(self, objects=tuple(here.values()))
+        return replace(self, objects=tuple(outcome.after(self.objects).values()))
 
 
 async def read(world: World, owner: Owner, spec: PoolSpec, kinds: Sequence[Resource] = ()) -> Children:

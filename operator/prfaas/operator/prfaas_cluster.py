@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from prfaas.api import labels
-from prfaas.api.conditions import Reason, Type
+from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
 from prfaas.kube.resources import Key
 from prfaas.operator import exchange, pools
 from prfaas.operator.objects import fetch, parse
 from prfaas.operator.report import report
-from prfaas.operator.verdicts import Verdict, conditions, pods_placed, serving, summary
+from prfaas.operator.verdicts import conditions, pods_placed, serving, summary
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
 from prfaas.workloads.engine import compatibility_key
@@ -38,20 +38,16 @@ async def reconcile(world: World, key: Key) -> Result:
     published = await exchange.publish(world, cluster, paused=spec.paused or took.step is None)
 
     placed = pods_placed(seen, spec, spec.instances)
-    exported = (
-        Verdict(Type.EXPORTED, True, Reason.PUBLISHED)
-        if published.ok
-        else Verdict(Type.EXPORTED, False, Reason.PUBLISH_FAILED, published.message)
-    )
+    shown = exported(published)
     verdicts = [
         *summary(
-            [placed if placed.status is not True else None, serving(seen, took.step), exported],
+            [placed, serving(seen, took.step), shown],
             obstacle=took.obstacle,
             paused=spec.paused,
             draining=seen.draining() > 0,
         ),
         placed,
-        exported,
+        shown,
     ]
     status = PrfaaSClusterStatus(
         observed_generation=cluster.metadata.generation,
@@ -67,3 +63,10 @@ async def reconcile(world: World, key: Key) -> Result:
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
     return took.finish() if published.ok else took.finish(exchange.RETRY_SECONDS)
+
+
+def exported(published: exchange.Published) -> Verdict:
+    """Whether peers can read of the pool what is so."""
+    if published.ok:
+        return Verdict(Type.EXPORTED, True, Reason.PUBLISHED)
+    return Verdict(Type.EXPORTED, False, Reason.PUBLISH_FAILED, published.message)

@@ -7,7 +7,7 @@ does not answer is no error of the reconcile; it just has not acknowledged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,8 @@ import aiohttp
 
 from prfaas.api import labels, router_pod
 from prfaas.api.policy import RoutingPolicy
-from prfaas.kube.resources import Object
 
 TIMEOUT_SECONDS = 3.0
-
-
-def router_addresses(pods: Iterable[Object]) -> dict[str, str]:
-    """Name -> address of the router pods that run and are not ending."""
-    found = {}
-    for pod in pods:
-        metadata, status = pod["metadata"], pod.get("status") or {}
-        is_router = (metadata.get("labels") or {}).get(labels.ROLE) == labels.ROLE_ROUTER
-        if (
-            is_router
-            and status.get("phase") == "Running"
-            and status.get("podIP")
-            and "deletionTimestamp" not in metadata
-        ):
-            found[metadata["name"]] = status["podIP"]
-    return found
 
 
 class Routers:
@@ -53,10 +36,10 @@ class Routers:
         if self._session is not None:
             await self._session.close()
 
-    async def synchronise(self, policy: RoutingPolicy, addresses: Iterable[str], *, put: bool = True) -> int:
-        """How many routers use `policy`; with `put`, once it has been put to those that did not."""
+    async def synchronise(self, policy: RoutingPolicy, addresses: Sequence[str], *, put: bool = True) -> frozenset[str]:
+        """Addresses of the routers that use `policy`; with `put`, once it has been put to those that did not."""
         answers = await asyncio.gather(*(self._synchronise(policy, address, put) for address in addresses))
-        return sum(answers)
+        return frozenset(address for address, uses in zip(addresses, answers, strict=True) if uses)
 
     async def _synchronise(self, policy: RoutingPolicy, address: str, put: bool) -> bool:
         if self._token is None:

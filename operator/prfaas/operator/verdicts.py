@@ -6,26 +6,19 @@ Each condition has one function here. Messages name what is wrong, where, and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from prfaas.api.conditions import Condition, Reason, Type, condition
+from prfaas.api.conditions import Condition, Reason, Type, Verdict, condition
+from prfaas.api.policy import RoutingPolicy
 from prfaas.api.pool import PoolSpec
 from prfaas.kube.errors import Forbidden, Invalid, KubeError, NameTaken, NotFound
-from prfaas.operator.observed import Instances
+from prfaas.kube.resources import Object
+from prfaas.operator.observed import Instances, PodState, replica_failure
 from prfaas.workloads.assignment import Step
 from prfaas.workloads.errors import SpecError
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One condition before it gets its generation and time. status None: unknown."""
-
-    type: Type
-    status: bool | None
-    reason: Reason
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,12 +34,12 @@ def pods_placed(instances: Instances, spec: PoolSpec, wanted: int) -> Verdict:
     if instances.failures:
         name, why = min(instances.failures.items())
         return Verdict(Type.PODS_PLACED, False, Reason.UNSCHEDULABLE, f"instance {name}: its pod is refused: {why}")
-    homeless = sorted({pod.instance for pod in instances.pods if pod.unschedulable and not pod.going})
+    homeless = [pod for pod in instances.pods if pod.unschedulable and not pod.going]
     if homeless:
         return Verdict(Type.PODS_PLACED, False, Reason.UNSCHEDULABLE, _no_room(homeless, spec))
     if not wanted:
         return Verdict(Type.PODS_PLACED, True, Reason.NO_INSTANCES, "the pool has no instances")
-    placed = {pod.instance for pod in instances.pods if pod.scheduled and not pod.going}
+    placed = {pod.name for pod in instances.pods if pod.scheduled and not pod.going}
     missing = [child.name for child in instances.children if child.name not in placed]
     if missing or instances.count() < wanted:
         return Verdict(Type.PODS_PLACED, False, Reason.PROGRESSING, "pods are being placed")
@@ -55,7 +48,7 @@ def pods_placed(instances: Instances, spec: PoolSpec, wanted: int) -> Verdict:
 
 def serving(instances: Instances, step: Step | None) -> Verdict | None:
     """Why the pool does not serve as specified, as far as its instances go; None when it does."""
-    ready, broken = Type.READY, sorted({(pod.instance, pod.broken) for pod in instances.pods if pod.broken})
+    ready, broken = Type.READY, sorted({(pod.name, pod.broken) for pod in instances.pods if pod.broken})
     if broken:
         name, why = broken[0]
         message = f"instance {name}: {why}; see `kubectl describe pod -l prfaas.io/instance={name}`"
@@ -65,6 +58,58 @@ def serving(instances: Instances, step: Step | None) -> Verdict | None:
     starting = sorted(child.name for child in instances.children if not child.ready)
     if starting:
         return Verdict(ready, False, Reason.STARTING, f"not ready: {', '.join(starting)}")
+    return None
+
+
+def router_ready(pods: Sequence[PodState], deployment: Object | None, replicas: int) -> Verdict:
+    """Whether clients are served: by one router at least, of the newest template or not."""
+    kind = Type.ROUTER_READY
+    if replicas == 0:
+        return Verdict(kind, False, Reason.NO_ROUTERS, "spec.router.replicas is 0: nobody takes requests")
+    if any(pod.ready for pod in pods):
+        return Verdict(kind, True, Reason.AVAILABLE)
+    if trouble := _router_trouble(kind, pods, deployment):
+        return trouble
+    if not pods:
+        return Verdict(kind, False, Reason.NO_ROUTERS, "there is no router pod yet")
+    return Verdict(kind, False, Reason.STARTING, "no router is ready")
+
+
+def routers_complete(pods: Sequence[PodState], deployment: Object | None, replicas: int) -> Verdict | None:
+    """Why the routers are not as many and as new as specified; None when they are."""
+    status = (deployment or {}).get("status") or {}
+    generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
+    current = deployment is not None and status.get("observedGeneration", 0) >= generation
+    available = min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0)) if current else 0
+    if available >= replicas:
+        return None
+    trouble = _router_trouble(Type.READY, pods, deployment)
+    return trouble or Verdict(Type.READY, False, Reason.STARTING, "not every router is ready")
+
+
+def router_synced(policy: RoutingPolicy | None, pods: Sequence[PodState], acknowledged: Collection[str]) -> Verdict:
+    """Whether every router that is ready follows the committed policy. `acknowledged`: addresses of those that do."""
+    kind = Type.ROUTER_SYNCED
+    if not pods:
+        return Verdict(kind, False, Reason.NO_ROUTERS, "there is no router pod")
+    serving = [pod.address for pod in pods if pod.ready]
+    if policy is not None and serving and all(address in acknowledged for address in serving):
+        return Verdict(kind, True, Reason.ACKNOWLEDGED)
+    text = "not every router uses the committed policy yet" if serving else "no router is ready"
+    return Verdict(kind, False, Reason.POLICY_PENDING, text)
+
+
+def _router_trouble(kind: Type, pods: Sequence[PodState], deployment: Object | None) -> Verdict | None:
+    """What keeps a router from running that will not pass by itself."""
+    if refused := replica_failure(deployment or {}):
+        return Verdict(kind, False, Reason.UNSCHEDULABLE, f"the router's pod is refused: {refused}")
+    if homeless := [pod for pod in pods if pod.unschedulable]:
+        text = f"no room for router pod {homeless[0].name}: {_without_counts(homeless[0].refusal)}"
+        return Verdict(kind, False, Reason.UNSCHEDULABLE, text)
+    if broken := [pod for pod in pods if pod.broken]:
+        pod = broken[0]
+        text = f"router pod {pod.name}: {pod.broken}; see `kubectl describe pod {pod.name}`"
+        return Verdict(kind, False, Reason.CRASHING, text)
     return None
 
 
@@ -78,7 +123,9 @@ def summary(
             Verdict(Type.RECONCILING, False, obstacle.reason, "stopped until the spec or what is in its way changes"),
             Verdict(Type.STALLED, True, obstacle.reason, obstacle.message),
         ]
-    unmet = next((verdict for verdict in needed if verdict is not None and verdict.status is not True), None)
+    missing = [verdict for verdict in needed if verdict is not None and verdict.status is not True]
+    # What is known to be wrong explains what cannot be known because of it.
+    unmet = next(iter(sorted(missing, key=lambda verdict: verdict.status is None)), None)
     ready = (
         Verdict(Type.READY, True, Reason.AS_SPECIFIED)
         if unmet is None
@@ -124,11 +171,29 @@ def conditions(verdicts: Iterable[Verdict], generation: int, now: datetime) -> l
     ]
 
 
-def _no_room(homeless: Sequence[str], spec: PoolSpec) -> str:
+def _no_room(homeless: Sequence[PodState], spec: PoolSpec) -> str:
+    """What the scheduler misses; said in the pool's terms where that is GPUs, else in the scheduler's."""
+    names = ", ".join(sorted({pod.name for pod in homeless}))
+    reasons = _reasons(homeless[0].refusal)
+    lacking = f"Insufficient {spec.node_pool.gpu_resource}"
+    if lacking not in reasons:
+        return f"no room for {names}: {_without_counts(homeless[0].refusal)}"
     gpus = spec.gpus_per_instance // spec.nodes_per_instance
     selector = ", ".join(f"{name}={value}" for name, value in sorted(spec.node_pool.node_selector.items()))
     nodes = f"no node with {selector}" if selector else "no node"
+    others = [reason for reason in reasons if reason.startswith("Insufficient ") and reason != lacking]
     return (
-        f"no room for {', '.join(homeless)}: {nodes} has {gpus} {spec.node_pool.gpu_resource} free; "
-        "add nodes to the pool or lower the number of instances"
+        f"no room for {names}: {nodes} has {gpus} {spec.node_pool.gpu_resource} free; "
+        "add nodes to the pool or lower the number of instances" + "".join(f"; also: {other}" for other in others)
     )
+
+
+def _without_counts(refusal: str) -> str:
+    return "; ".join(_reasons(refusal)) or "the scheduler does not say why"
+
+
+def _reasons(refusal: str) -> list[str]:
+    """The scheduler's reasons, without the numbers of nodes: `0/3 nodes are available: 1 Insufficient cpu, 2 ...`."""
+    _, found, reasons = refusal.partition("nodes are available: ")
+    first = (reasons if found else refusal).partition(". ")[0].strip().rstrip(".")
+    return sorted({re.sub(r"^[0-9]+ ", "", reason) for reason in first.split(", ") if reason})

@@ -155,7 +155,7 @@ def _said(value: str | None) -> str:
 
 
 def _kv_flags(args: Sequence[str]) -> dict[str, str]:
-    """The arguments that shape KV cache, in any form (`--a-flag value`, `--a-flag=value`, `--a_flag`); the last counts."""
+    """The arguments that shape KV cache, in any form (`--a-b value`, `--a-b=value`, `--a_b`); the last one counts."""
     found = {}
     for index, word in enumerate(args):
         written, equals, value = word.partition("=")
