@@ -112,7 +112,8 @@ def as_text(status: dict[str, object]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 with the reason on stderr, or 130 when interrupted."""
     parsed = build_parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for interrupt in (signal.SIGTERM, signal.SIGINT):  # whoever started us may have had the latter ignored
+        signal.signal(interrupt, signal.default_int_handler)
     try:
         with in_words():
             run(parsed)
