@@ -15,11 +15,10 @@ from pathlib import Path
 
 from e2e import images
 from e2e.client import Outcome, replay
-from e2e.datacenters.build import BuildError, tool
+from e2e.datacenters.build import tool
 from e2e.datacenters.cache import progress, say
-from e2e.datacenters.datacenters import DatacenterError, Datacenters
-from e2e.datacenters.docker import DockerError
-from e2e.images import ImageError
+from e2e.datacenters.datacenters import Datacenters
+from e2e.datacenters.errors import DatacentersError, in_words
 from e2e.report import table
 from e2e.stack import LineMeter, Stack, StackError
 from e2e.workload import Ask, WorkloadError, from_paper, from_trace
@@ -97,7 +96,8 @@ def main() -> int:
             raise WorkloadError("--requests and --rows must be at least 1")
         if chosen.trace is not None:
             from_trace(chosen.trace, rows=1, time_scale=1.0)  # a wrong path is said before anything is built
-        stack = bring_up()
+        with in_words():
+            stack = bring_up()
         if chosen.trace is None:
             asks = from_paper(chosen.requests, rate=RATE, output_tokens=OUTPUT_TOKENS)
         else:
@@ -105,9 +105,12 @@ def main() -> int:
         status = asyncio.run(run(stack, asks))
         print(look_around(stack))
         return status
-    except (BuildError, DatacenterError, DockerError, ImageError, StackError, WorkloadError) as error:
+    except (DatacentersError, StackError, WorkloadError) as error:
         say(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("interrupted; `make down` takes down what is up")
+        return 130
 
 
 if __name__ == "__main__":
