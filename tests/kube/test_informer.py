@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ from aiohttp import web
 from prfaas.kube.backoff import Backoff
 from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import Forbidden, KubeError, Unreachable
-from prfaas.kube.informer import Change, Informer, WatchTimes
+from prfaas.kube.informer import Change, Informer, WatchTimes, log_transitions
 from prfaas.kube.kubeconfig import Credentials
 from prfaas.kube.resources import CONFIG_MAP
 from tests.kube.fake_server import FakeServer, config_map, hang, plain_client, serving, status, stream
@@ -123,6 +124,21 @@ async def test_any_other_trouble_is_told_kept_through_and_overcome(trouble: obje
         await until(lambda: "b" in names(informer))
         assert states == [None, kind, None]  # synced, in trouble, well again
         assert server.lists == 1
+
+
+async def test_losing_and_finding_the_server_is_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server = FakeServer(list_answer=status(403, "Forbidden"), watches=[stream(then="silence")])
+    async with informing(server) as (informer, _):
+        log_transitions(informer, logging.getLogger("test"), "Secrets in here")
+        await until(lambda: server.lists > 3)
+        server.list_answer = status(500, "InternalError")
+        await until(lambda: isinstance(informer.error, Unreachable))
+        server.list_answer = None
+        await until(informer.synced.is_set)
+    first, second = (record.getMessage() for record in caplog.records if record.name == "test")
+    assert first.startswith("Secrets in here cannot be watched now, what is known of them stays: ")
+    assert second == "Secrets in here are watched again"
 
 
 async def test_the_copy_stays_while_the_server_is_away() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from prfaas.api.exchange import document_name
 from prfaas.api.inter_cluster_link import InterClusterLinkSpec
 from prfaas.kube.resources import Key, Object
-from prfaas.links.document import LocalEnd, document_name
+from prfaas.links.document import LocalEnd
 
 KEY = Key("prfaas.io/v1alpha1", "InterClusterLink", "prfaas", "east")
 LOCAL = LocalEnd("m/model", "main", "key-1")

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.apiserver import ApiServer
 from prfaas.kube.client import KubeClient
-from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, LEASE, SERVICE
+from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, LEASE, PRFAAS_CLUSTER, SERVICE
 from prfaas.operator.prfaas_cluster import reconcile
 from tests.operator import bench as here
 from tests.operator.bench import Bench, eventually
@@ -163,6 +163,26 @@ async def test_a_leader_that_was_frozen_writes_nothing_and_ends(bench: Bench, st
     lines = [event for event in bench.server.audit.events() if event.namespace == bench.namespace and event.is_write]
     created = [event.name for event in lines if event.resource == "deployments" and event.user != "admin"]
     assert sorted(name for name in created if name) == ["east-0", "east-1", "east-2"]
+
+
+async def test_a_pool_deleted_while_nobody_acts_is_taken_back_at_the_next_start(bench: Bench, start: Start) -> None:
+    first = start("first")
+    for name in ("east", "north"):
+        await bench.place(KIND, name, here.PRFAAS_CLUSTER | {"instances": 1})
+
+    async def published() -> set[str]:
+        documents = await bench.client.list(CONFIG_MAP, f"{bench.namespace}-exchange", labels="prfaas.io/origin")
+        return {obj["metadata"]["name"].rpartition(".")[2] for obj in documents.items}
+
+    async def holds(*names: str) -> bool:
+        return await published() == {*names}
+
+    await eventually(lambda: holds("east", "north"))
+    first.signal(signal.SIGTERM)
+    assert await first.ended() == 0
+    await bench.client.delete(PRFAAS_CLUSTER, "east", bench.namespace)
+    start("second")
+    await eventually(lambda: holds("north"))
 
 
 async def test_kopf_itself_writes_nothing(bench: Bench, start: Start) -> None:

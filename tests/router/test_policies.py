@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from prfaas.api.policy import RoutingPolicy
-from prfaas.router.kubernetes_source import offer_config_map
+from prfaas.kube.errors import Forbidden
+from prfaas.router.kubernetes_source import PolicyWatch, offer_config_map
+from prfaas.router.ledger import Ledger
+from prfaas.router.metrics import Metrics
 from prfaas.router.policies import Offer, PolicyStore
+from prfaas.routing.world import Pools
 from tests.router.rig import policy
 
 
 def config_map(text: str | None) -> dict[str, Any]:
     return {"metadata": {"name": "west-routing-policy"}, "data": {} if text is None else {"policy.json": text}}
+
+
+class Refusing:
+    """A client that may read nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def list(self, *_: Any, **__: Any) -> Any:
+        self.asked.set()
+        raise Forbidden("may not list")
+
+
+async def test_a_policy_that_may_not_be_watched_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    client: Any = Refusing()
+    metrics = Metrics(Ledger(now=lambda: 0.0), Pools)
+    running = asyncio.create_task(PolicyWatch(client, "llm", "west", PolicyStore(), metrics).run())
+    async with asyncio.timeout(20):
+        await client.asked.wait()
+        while not caplog.text:  # noqa: ASYNC110  # the log has no event
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith("ConfigMaps named west-routing-policy cannot be watched now")
+    assert said.endswith("Forbidden: may not list")
 
 
 def test_newer_documents_replace_older_ones_and_say_so() -> None:

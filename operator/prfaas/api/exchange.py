@@ -60,3 +60,8 @@ class PoolDocument(_Published):
     """Hash of what must be equal at both ends for KV cache to be usable."""
     endpoints: Annotated[tuple[PublishedEndpoint, ...], Field(max_length=1000), *unique_by("name")] = ()
     """Prefill instances, ready or not, by name."""
+
+
+def document_name(kind: str, namespace: str, name: str) -> str:
+    """Name of a pool's ConfigMap in an exchange namespace: `<kind>.<namespace>.<name>`, the kind in lower case."""
+    return f"{kind.lower()}.{namespace}.{name}"

@@ -29,6 +29,9 @@ LINK = "prfaas.io/link"
 ORIGIN = "prfaas.io/origin"
 """`<kind>.<namespace>.<name>` of the object that a published or mirrored object comes from; the sweep goes by it."""
 
+SERVICE_NAME = "kubernetes.io/service-name"
+"""Kubernetes' own: the Service that an EndpointSlice belongs to."""
+
 REMOVE = "prfaas.io/remove"
 """Annotation with value `true` on an instance's child: when the pool shrinks next, this instance goes first."""
 COMPATIBILITY_KEY = "prfaas.io/compatibility-key"

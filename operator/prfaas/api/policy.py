@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from prfaas.api.base import API_VERSION, ApiModel
-
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+from prfaas.api.common import Name
 
 
 class Fallback(StrEnum):
@@ -29,7 +28,7 @@ class Fallback(StrEnum):
 class LinkThreshold(ApiModel):
     """The cut of one link."""
 
-    link: ObjectName
+    link: Name
     """Name of the InterClusterLink, in the PDCluster's namespace."""
     tokens: int = Field(ge=0, le=100_000_000)
     """Tokens. A prompt whose uncached length is above it may be prefilled over this link; 0 sends every prompt."""

@@ -35,7 +35,6 @@ _COPIED = (
 )
 _DROPPED = frozenset({"$defs", "title", "default", "const", "required", "propertyNames", "description"})
 _HANDLED = frozenset({"$ref", "anyOf", "properties", "items", "additionalProperties"})
-ANY_VALUE = "x-kubernetes-preserve-unknown-fields"
 
 
 class SchemaError(ValueError):

@@ -9,6 +9,7 @@ they enqueue a key or set an event. What a callback raises ends `run`: a bug mus
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -184,6 +185,21 @@ class Informer:
     def _tell_state(self) -> None:
         for callback in self._on_state:
             callback()
+
+
+def log_transitions(informer: Informer, log: logging.Logger, what: str) -> None:
+    """One line when `what` (a noun in the plural) can no longer be watched, and one when it can again."""
+    failing = False
+
+    def told() -> None:
+        nonlocal failing
+        if informer.error is not None and not failing:
+            log.warning("%s cannot be watched now, what is known of them stays: %s", what, informer.error)
+        elif informer.error is None and failing:
+            log.info("%s are watched again", what)
+        failing = informer.error is not None
+
+    informer.on_state(told)
 
 
 def _name(obj: Object) -> Name:

@@ -37,11 +37,6 @@ class LocalEnd:
     compatibility_key: str
 
 
-def document_name(kind: str, namespace: str, name: str) -> str:
-    """Name of a pool's ConfigMap in an exchange namespace: `<kind>.<namespace>.<name>`, the kind in lower case."""
-    return f"{kind.lower()}.{namespace}.{name}"
-
-
 def read_document(config_map: Object | None, remote: RemotePool, cluster_id: str) -> PoolDocument | Refusal:
     """The document of `remote`, published under `cluster_id`; or why it cannot be used."""
     if config_map is None:

@@ -17,7 +17,6 @@ from prfaas.kube.resources import ENDPOINT_SLICE, SERVICE, Object
 
 ENDPOINTS_PER_SLICE = 100
 """What Kubernetes' own controller puts in a slice by default."""
-SERVICE_LABEL = "kubernetes.io/service-name"
 MANAGED_BY_LABEL = "endpointslice.kubernetes.io/managed-by"
 
 
@@ -77,7 +76,7 @@ def mirrored_objects(
             metadata: Object = {
                 "name": f"{name}-{family.lower()}-{port}-{start // ENDPOINTS_PER_SLICE}",
                 "namespace": namespace,
-                "labels": {**common, SERVICE_LABEL: name, MANAGED_BY_LABEL: labels.MANAGED_BY},
+                "labels": {**common, labels.SERVICE_NAME: name, MANAGED_BY_LABEL: labels.MANAGED_BY},
                 "ownerReferences": [dict(owner_reference)],
             }
             if annotations:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from prfaas.api.common import duration_seconds
 from prfaas.api.conditions import Reason
+from prfaas.api.exchange import document_name
 from prfaas.api.inter_cluster_link import InterClusterLinkSpec, Probe, RemotePool
 from prfaas.kube.backoff import Backoff
 from prfaas.kube.client import KubeClient, Timeouts
@@ -25,7 +26,6 @@ from prfaas.kube.informer import Informer, WatchTimes
 from prfaas.kube.kubeconfig import Credentials, parse_kubeconfig
 from prfaas.kube.resources import CONFIG_MAP, Key, Object
 from prfaas.links.contact import NOT_PROBED, Connected, Contact, NotConnected, Tracker
-from prfaas.links.document import document_name
 
 log = logging.getLogger("prfaas.links")
 

@@ -6,23 +6,24 @@ left of a deleted pool is swept: when its deletion is seen, at the start of a le
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prfaas.api import labels
-from prfaas.api.exchange import PoolDocument, PublishedEndpoint, PublishedModel
+from prfaas.api.exchange import PoolDocument, PublishedEndpoint, PublishedModel, document_name
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.errors import KubeError, NotFound
-from prfaas.kube.informer import Change, Informer
+from prfaas.kube.informer import Change, Informer, log_transitions
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, Key, Object
-from prfaas.links.document import document_name
 from prfaas.operator.world import KINDS, World
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import digest
 
+log = logging.getLogger("prfaas.operator")
+
 Pool = PrfaaSCluster | PDCluster
-SERVICE_LABEL = "kubernetes.io/service-name"
 RETRY_SECONDS = 10.0
 """When to try again to publish what could not be."""
 
@@ -59,16 +60,26 @@ async def withdraw(world: World, key: Key) -> None:
 
 
 async def sweep(world: World) -> None:
-    """Takes back the documents of pools that no longer exist. Raises KubeError."""
+    """Takes back the documents of pools that no longer exist. Raises KubeError when they cannot be listed.
+
+    A pool of which cannot be found out whether it exists keeps its document, and keeps no other from being swept.
+    """
     selector = f"{labels.LABEL_MANAGED_BY}={labels.MANAGED_BY}"
     for published in (await world.client.list(CONFIG_MAP, world.config.exchange_namespace, labels=selector)).items:
         key = origin_of(published)
         if key is None:
             continue
         try:
-            await world.client.get(KINDS[key.kind], key.name, key.namespace)
-        except NotFound:
-            await withdraw(world, key)
+            await _sweep_one(world, key)
+        except KubeError as error:
+            log.warning("document %s not swept: %s", _name(key), error)
+
+
+async def _sweep_one(world: World, key: Key) -> None:
+    try:
+        await world.client.get(KINDS[key.kind], key.name, key.namespace)
+    except NotFound:
+        await withdraw(world, key)
 
 
 def watch(world: World) -> Informer:
@@ -82,6 +93,7 @@ def watch(world: World) -> Informer:
     selector = f"{labels.LABEL_MANAGED_BY}={labels.MANAGED_BY}"
     informer = Informer(world.client, CONFIG_MAP, namespace=world.config.exchange_namespace, labels=selector)
     informer.on_change(changed)
+    log_transitions(informer, log, f"ConfigMaps in {world.config.exchange_namespace}")
     return informer
 
 
@@ -147,7 +159,7 @@ def _key_of(pool: Pool) -> Key:
 
 async def _slices(world: World, pool: Pool) -> list[Object]:
     service = labels.role_service(pool.metadata.name, labels.ROLE_PREFILL)
-    found = await world.client.list(ENDPOINT_SLICE, pool.metadata.namespace, labels=f"{SERVICE_LABEL}={service}")
+    found = await world.client.list(ENDPOINT_SLICE, pool.metadata.namespace, labels=f"{labels.SERVICE_NAME}={service}")
     return found.items
 
 
@@ -159,6 +171,7 @@ def _endpoints(slices: Iterable[Object]) -> tuple[PublishedEndpoint, ...]:
             name = (endpoint.get("targetRef") or {}).get("name")
             if port is None or not name or not endpoint.get("addresses"):
                 continue
-            ready = bool((endpoint.get("conditions") or {}).get("ready"))
+            # Absent means ready (the API's rule).
+            ready = (endpoint.get("conditions") or {}).get("ready") is not False
             found[name] = PublishedEndpoint(name=name, address=endpoint["addresses"][0], port=port, ready=ready)
     return tuple(found[name] for name in sorted(found))

@@ -30,7 +30,6 @@ from prfaas.kube.resources import (
     Object,
 )
 from prfaas.operator import exchange, pools
-from prfaas.operator.objects import fetch, parse
 from prfaas.operator.observed import Instances, routers
 from prfaas.operator.policy import policy_in, wanted_policy
 from prfaas.operator.report import read_conditions, report
@@ -55,14 +54,10 @@ ROUTER_RETRY_SECONDS = 5.0
 
 async def reconcile(world: World, key: Key) -> Result:
     """Brings one PDCluster a step nearer to its spec. Raises KubeError when it should be tried again."""
-    live = await fetch(world, key)
-    if live is None:
-        await exchange.withdraw(world, key)
-        await pools.wake_links(world, key)
+    opened = await pools.open_pool(world, key, PDCluster)
+    if opened is None:
         return Result()
-    cluster = await parse(world, live, PDCluster)
-    if cluster is None:
-        return Result()
+    live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
     prefill = spec.pool.prefill_instances()
     desired = {labels.ROLE_PREFILL: prefill, labels.ROLE_DECODE: spec.pool.instances - prefill}

@@ -24,6 +24,8 @@ from prfaas.kube.resources import (
     Resource,
     key_of,
 )
+from prfaas.operator import exchange
+from prfaas.operator.objects import Model, fetch, parse
 from prfaas.operator.observed import Instances, instances
 from prfaas.operator.verdicts import Obstacle, spec_obstacle, write_obstacle
 from prfaas.operator.world import Result, World, key_for
@@ -69,6 +71,19 @@ class Children:
     def after(self, outcome: Outcome) -> Children:
         """The children once a plan was carried out, without reading them again."""
         return replace(self, objects=tuple(outcome.after(self.objects).values()))
+
+
+async def open_pool(world: World, key: Key, model: type[Model]) -> tuple[Object, Model] | None:
+    """The pool as it is, and as a model. None when there is nothing to do: it is gone, or its conditions say why it
+    cannot be read. What a pool that is gone has left behind is taken back. Raises KubeError.
+    """
+    live = await fetch(world, key)
+    if live is None:
+        await exchange.withdraw(world, key)
+        await wake_links(world, key)
+        return None
+    pool = await parse(world, live, model)
+    return None if pool is None else (live, pool)
 
 
 async def read(world: World, owner: Owner, spec: PoolSpec, kinds: Sequence[Resource] = ()) -> Children:

@@ -7,7 +7,6 @@ from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
 from prfaas.kube.resources import Key
 from prfaas.operator import exchange, pools
-from prfaas.operator.objects import fetch, parse
 from prfaas.operator.report import report
 from prfaas.operator.verdicts import conditions, pods_placed, serving, summary
 from prfaas.operator.world import Result, World
@@ -18,14 +17,10 @@ from prfaas.workloads.meta import Owner
 
 async def reconcile(world: World, key: Key) -> Result:
     """Brings one PrfaaSCluster a step nearer to its spec. Raises KubeError when it should be tried again."""
-    live = await fetch(world, key)
-    if live is None:
-        await exchange.withdraw(world, key)
-        await pools.wake_links(world, key)
+    opened = await pools.open_pool(world, key, PrfaaSCluster)
+    if opened is None:
         return Result()
-    cluster = await parse(world, live, PrfaaSCluster)
-    if cluster is None:
-        return Result()
+    live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
     took = await pools.take_step(
         world,

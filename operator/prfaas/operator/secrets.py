@@ -5,11 +5,14 @@ Of the Secrets themselves nothing but their names is kept.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from prfaas.kube.client import KubeClient
-from prfaas.kube.informer import Change, Informer
+from prfaas.kube.informer import Change, Informer, log_transitions
 from prfaas.kube.resources import SECRET, Key, Object
+
+log = logging.getLogger("prfaas.operator")
 
 
 class SecretUsers:
@@ -43,6 +46,7 @@ def watch(client: KubeClient, namespace: str, users: SecretUsers, enqueue: Calla
 
     informer = Informer(client, SECRET, namespace=namespace, keep=_without_content)
     informer.on_change(changed)
+    log_transitions(informer, log, f"Secrets in {namespace}")
     return informer
 
 

@@ -12,9 +12,6 @@ from typing import Any, Protocol
 from prfaas.api import labels
 from prfaas.routing.world import Endpoint, Pools
 
-SERVICE_NAME = "kubernetes.io/service-name"
-"""Label by which Kubernetes ties an EndpointSlice to its Service."""
-
 
 class EndpointSource(Protocol):
     """Where the pools come from. Kubernetes in a pod, memory in a test."""
@@ -41,7 +38,7 @@ def read_pools(slices: Iterable[Mapping[str, Any]], cluster: str) -> Pools:
     remote: dict[str, set[Endpoint]] = {}
     for piece in slices:
         marks = piece["metadata"].get("labels") or {}
-        service, link = marks.get(SERVICE_NAME, ""), marks.get(labels.LINK, "")
+        service, link = marks.get(labels.SERVICE_NAME, ""), marks.get(labels.LINK, "")
         if service in local:
             local[service].update(_ready(piece))
         elif link and service == labels.mirror_service(link):

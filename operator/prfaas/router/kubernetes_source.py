@@ -15,7 +15,7 @@ from prfaas.api import labels
 from prfaas.api.policy import RoutingPolicy
 from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import KubeError
-from prfaas.kube.informer import Change, Informer
+from prfaas.kube.informer import Change, Informer, log_transitions
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, Object
 from prfaas.router.admin import ReviewFailedError
 from prfaas.router.endpoints import read_pools
@@ -35,7 +35,8 @@ class KubernetesSource:
             client, ENDPOINT_SLICE, namespace=namespace, labels=f"{labels.LABEL_PART_OF}={labels.PART_OF}"
         )
         self._slices.on_change(self._changed)
-        self._slices.on_state(self._state)
+        self._slices.on_state(self._read)
+        log_transitions(self._slices, log, "EndpointSlices")
         self._callbacks: list[Callable[[], None]] = []
         self._pools = Pools()
 
@@ -58,11 +59,6 @@ class KubernetesSource:
         if self.synced:
             self._read()
 
-    def _state(self) -> None:
-        if self._slices.error is not None:
-            log.warning("endpoints are not watched now, the last known stay: %s", self._slices.error)
-        self._read()
-
     def _read(self) -> None:
         self._pools = read_pools(self._slices.items.values(), self._cluster)
         for callback in self._callbacks:
@@ -77,6 +73,7 @@ class PolicyWatch:
         name = labels.policy_config_map(cluster)
         self._maps = Informer(client, CONFIG_MAP, namespace=namespace, fields=f"metadata.name={name}")
         self._maps.on_change(self._changed)
+        log_transitions(self._maps, log, f"ConfigMaps named {name}")
 
     async def run(self) -> None:
         """Watch until cancelled."""
