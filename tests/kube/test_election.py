@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,6 +140,25 @@ def test_the_first_one_leads_at_once_with_epoch_one() -> None:
         assert terms.spans[0][2] < 1000 + 1
 
     run_virtually(main())
+
+
+def test_a_server_that_is_away_is_said_once_and_again_after_it_was_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        store, terms = Store(), Terms()
+        leader = asyncio.create_task(elector(Line(store), "a").run(terms.lead("a", seconds=100)))
+        await asyncio.sleep(1)
+
+        def away(moment: float) -> str:
+            return "refuse" if 1010 <= moment < 1030 or 1050 <= moment < 1070 else ""
+
+        await elector(Line(store, away), "b").run(terms.lead("b", seconds=1))
+        await leader
+
+    run_virtually(main())
+    said = [record.getMessage() for record in caplog.records if "not acquired" in record.getMessage()]
+    assert said == ["lease ns/op: not acquired: Unreachable: connection refused"] * 2
 
 
 def test_a_graceful_end_gives_the_lease_up_and_the_next_epoch_follows_within_one_retry() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
@@ -235,6 +237,19 @@ async def test_a_missing_secret_and_a_bad_kubeconfig_are_told_and_overcome() -> 
         assert watched.registry.snapshot(KEY) == bad
         kubeconfig = write_kubeconfig(Credentials("https://127.0.0.1:1", token="t"), name="x", namespace="y")
         assert watched.registry.ensure(KEY, spec(), kubeconfig.encode()).contact == NotProbed()
+
+
+async def test_the_end_of_credentials_is_known_where_they_say_it() -> None:
+    def kubeconfig(token: str) -> bytes:
+        return write_kubeconfig(Credentials("https://127.0.0.1:1", token=token), name="x", namespace="y").encode()
+
+    async with watching(exchange()) as watched:
+        claims = base64.urlsafe_b64encode(b'{"exp": 1893456000}').decode().rstrip("=")
+        watched.registry.ensure(KEY, spec(), kubeconfig(f"e30.{claims}.x"))
+        watched.registry.ensure(OTHER, spec(), kubeconfig("t"))
+        assert watched.registry.credentials() == {KEY: datetime(2030, 1, 1, tzinfo=UTC)}
+        watched.registry.remove(KEY)
+        assert watched.registry.credentials() == {}
 
 
 async def test_a_secret_that_goes_away_keeps_what_was_read() -> None:

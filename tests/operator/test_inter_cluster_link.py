@@ -233,10 +233,13 @@ async def test_with_a_kubeconfig_the_secret_decides(bench: Bench) -> None:
     await until(bench, "Ready", "True")
     assert await mirrored(bench) == {"10.1.0.1": True, "10.1.0.2": True}
 
-    good["users"][0]["user"] = {"token": "expired"}
+    claims = base64.urlsafe_b64encode(b'{"exp": 1893456000}').decode().rstrip("=")
+    assert "credentialsExpireAt" not in (await bench.own(KIND, "to-east"))["status"]
+    good["users"][0]["user"] = {"token": f"e30.{claims}.unknown"}
     await bench.client.apply(secret(good), field_manager="test")
     await until(bench, "CredentialsValid", "False")
     assert (await bench.conditions(KIND, "to-east"))["CredentialsValid"] == ("False", "Unauthorized")
+    assert (await bench.own(KIND, "to-east"))["status"]["credentialsExpireAt"] == "2030-01-01T00:00:00Z"
     assert (await bench.conditions(KIND, "to-east"))["EndpointsMirrored"] == ("Unknown", "LastKnown")
     assert await mirrored(bench) == {"10.1.0.1": True, "10.1.0.2": True}, "the last known endpoints stay"
 

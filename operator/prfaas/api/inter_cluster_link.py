@@ -78,9 +78,10 @@ class Network(ApiModel):
     """The line that the link runs over."""
 
     line: Name
-    """Name of the physical line; links with the same line share its capacity."""
+    """Name of the physical line; links over one line name the same. Shown; planning by it is not built yet."""
     capacity: Bandwidth
-    """Capacity of the line in bit/s, with a decimal suffix: `400M` is 400 Mbit/s, `100G` is 100 Gbit/s."""
+    """Capacity of the line in bit/s, with a decimal suffix: `400M` is 400 Mbit/s, `100G` is 100 Gbit/s. Shown; planning
+    by it is not built yet."""
     external: Annotated[dict[str, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = Field(
         default_factory=dict
     )
@@ -177,6 +178,8 @@ class InterClusterLinkStatus(_Status):
     """`metadata.generation` that this status is about."""
     peer: PeerStatus | None = None
     """The peer as last seen."""
+    credentials_expire_at: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})] | None = None
+    """When the kubeconfig's token ends, as far as it says; make a new one before then (`prfaas link offer`)."""
     endpoints: Count | None = None
     """Remote prefill endpoints mirrored here."""
     conditions: Conditions = ()

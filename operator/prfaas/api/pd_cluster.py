@@ -121,9 +121,9 @@ class RemotePrefill(Ruled):
     initial_threshold: Tokens
     """Threshold t, in tokens: a request whose uncached length is above it is prefilled at the link's other end."""
     min_threshold: Tokens | None = None
-    """Lowest threshold, in tokens, that may ever be in force."""
+    """Lowest threshold, in tokens: `initialThreshold` may not be below it."""
     max_threshold: Tokens | None = None
-    """Highest threshold, in tokens, that may ever be in force."""
+    """Highest threshold, in tokens: `initialThreshold` may not be above it."""
 
 
 @rule(

@@ -55,7 +55,7 @@ class NodePool(ApiModel):
     gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
     """Name of the extended resource that counts GPUs."""
     accelerator: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Name of the accelerator, such as `H200`, shown in lists and labels."""
+    """Name of the accelerator, such as `H200`; shown by `kubectl get -o wide`, nothing else depends on it."""
 
 
 class EngineSpec(ApiModel):

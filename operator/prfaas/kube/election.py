@@ -173,13 +173,18 @@ class Elector:
         return work.exception() if work.done() and not work.cancelled() else None
 
     async def _acquire(self) -> int:
+        failing = False
         while True:
             try:
                 sent = self._clock()
                 async with asyncio.timeout(self._times.request_timeout):
                     epoch = await self._try_to_take(sent)
+                failing = False
             except (KubeError, TimeoutError) as error:
-                log.info("lease %s/%s: not acquired: %s", self._namespace, self._name, _text(error))
+                # The first of a row: a server that is away is asked every few seconds.
+                if not failing:
+                    log.info("lease %s/%s: not acquired: %s", self._namespace, self._name, _text(error))
+                failing = True
                 epoch = None
             if epoch is not None:
                 self.epoch = epoch

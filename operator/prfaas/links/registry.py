@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -99,6 +99,11 @@ class PeerRegistry:
         if key in self._entries:
             return self._entries[key].peer.snapshot
         return self._idle[key][0] if key in self._idle else PeerSnapshot()
+
+    def credentials(self) -> Mapping[Key, datetime]:
+        """When the credentials end of those links whose credentials say so."""
+        ends = {key: self.snapshot(key).credentials_expire_at for key in self._entries}
+        return {key: end for key, end in ends.items() if end is not None}
 
     def _cannot(self, key: Key, reason: Reason, message: str) -> PeerSnapshot:
         """The peer cannot be tried. What was known of it stays, and so does the time since when there is no contact."""

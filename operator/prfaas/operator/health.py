@@ -1,17 +1,20 @@
 """Liveness, readiness and metrics over HTTP, for as long as the process lives, leading or not.
 
-`/livez` fails when the process cannot do its work any more and only a restart helps: a leader whose reconcile hangs, or
-whose events no longer arrive. `/readyz` says whether the process does its part: it leads and has seen all objects, or
-it waits for the Lease and the API server answered the last look at it.
+`/livez` fails when a reconcile hangs: only a restart helps then. (Events that no longer arrive are for those who watch:
+a silent watch is opened anew.) `/readyz` says whether the process does its part: it leads and has queued the objects
+that it could list at its start, or it waits for the Lease and the API server answered the last look at it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from prfaas.kube.resources import Key
 
 RECONCILE_LIMIT_SECONDS = 300.0
 """No reconcile takes this long: each of its requests is bounded. One that does hangs."""
@@ -41,6 +44,19 @@ class Metrics:
             "prfaas_leader_epoch", "Epoch of this process's leadership; 0: none.", registry=self.registry
         )
 
+        self.credentials = Gauge(
+            "prfaas_link_credentials_expiry_timestamp_seconds",
+            "When the token of a link's kubeconfig ends, in seconds since 1970.",
+            ["namespace", "link"],
+            registry=self.registry,
+        )
+
+    def set_credentials(self, ends: Mapping[Key, datetime]) -> None:
+        """Shows when each link's credentials end, and nothing of links that are not among them."""
+        self.credentials.clear()
+        for link, end in ends.items():
+            self.credentials.labels(link.namespace, link.name).set(end.timestamp())
+
     def render(self) -> bytes:
         """The metrics in Prometheus' text form."""
         return generate_latest(self.registry)
@@ -53,7 +69,7 @@ class Health:
     clock: Callable[[], float]
     leading: bool = False
     synced: bool = False
-    """While leading: all objects there were have been put into the queue."""
+    """While leading: the objects that could be listed have been put into the queue."""
     contact: float | None = None
     """When the API server last answered the candidate."""
     working: dict[str, float] = field(default_factory=dict)

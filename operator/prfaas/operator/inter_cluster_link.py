@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from prfaas.api import labels
-from prfaas.api.conditions import Reason, Type, Verdict
+from prfaas.api.conditions import Reason, Type, Verdict, timestamp
 from prfaas.api.inter_cluster_link import InterClusterLink, InterClusterLinkStatus, PeerStatus
 from prfaas.api.kinds import KINDS as MODELS
 from prfaas.api.pd_cluster import PDCluster
@@ -46,9 +46,10 @@ async def reconcile(world: World, key: Key) -> Result:
         return Result()
     before = read_conditions(live)
     known = link.status.peer
+    peer = world.peers.ensure(key, link.spec, await _kubeconfig(world, key, link))
     assessment = assess(
         link.spec,
-        world.peers.ensure(key, link.spec, await _kubeconfig(world, key, link)),
+        peer,
         await _local_end(world, link),
         before=before,
         lost_since=known.lost_since if known else None,
@@ -67,6 +68,7 @@ async def reconcile(world: World, key: Key) -> Result:
             version=assessment.version or (known.version if known else None),
             lost_since=assessment.lost_since,
         ),
+        credentials_expire_at=timestamp(peer.credentials_expire_at) if peer.credentials_expire_at else None,
         endpoints=wrote.endpoints,
     )
     observed = conditions(verdicts, link.metadata.generation, world.now())

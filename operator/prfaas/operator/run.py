@@ -78,7 +78,7 @@ class _Process:
                 secret_watch = secrets.watch(self.client, self.config.namespace, world.secrets, queue.add)
                 background.append(tasks.create_task(secret_watch.run()))
                 background.append(tasks.create_task(exchange.watch(world).run()))
-                background.append(tasks.create_task(self._gauge(queue)))
+                background.append(tasks.create_task(self._gauge(queue, peers)))
                 await self._kopf(queue, groups)
                 for task in background:
                     task.cancel()
@@ -89,9 +89,10 @@ class _Process:
         await look_at_everything(queue, world)
         self.health.synced = True
 
-    async def _gauge(self, queue: WorkQueue[Key]) -> None:
+    async def _gauge(self, queue: WorkQueue[Key], peers: PeerRegistry) -> None:
         while True:
             self.metrics.queue_depth.set(queue.depth())
+            self.metrics.set_credentials(peers.credentials())
             await asyncio.sleep(5.0)
 
     async def _kopf(self, queue: WorkQueue[Key], groups: bool) -> None:
@@ -148,11 +149,18 @@ async def run(config: Config) -> int:
         return EXIT_LEASE_LOST
     except BaseExceptionGroup as group:
         lost = group.subgroup(LeadershipLost)
-        log.error("stopped", exc_info=group)
+        log.error("stopped: %s", causes(group), exc_info=group)
         return EXIT_FAILED if lost is None else EXIT_LEASE_LOST
     finally:
         await runner.cleanup()
     return EXIT_OK
+
+
+def causes(error: BaseException) -> str:
+    """What is at the bottom of a group of errors, in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(dict.fromkeys(map(causes, error.exceptions)))
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 async def _until_signalled(work_to_do: Awaitable[None]) -> None:
@@ -171,6 +179,7 @@ async def _check_installed(client: KubeClient, config: Config) -> None:
     """Our CRDs must be there, and readable. An API server that does not answer is waited for."""
     for resource in KINDS.values():
         for namespace in config.namespaces or (None,):
+            waiting = False
             while True:
                 try:
                     await client.list(resource, namespace)
@@ -181,7 +190,9 @@ async def _check_installed(client: KubeClient, config: Config) -> None:
                 except KubeError as error:
                     if error.code in (401, 403):
                         raise NotInstalled(f"the operator's rights do not suffice: {error}") from error
-                    log.warning("waiting for the API server: %s", error)
+                    if not waiting:
+                        log.warning("waiting for the API server: %s", error)
+                    waiting = True
                     await asyncio.sleep(2.0)
 
 
