@@ -13,10 +13,11 @@ EXAMPLE = """\
 With kubectl pointing here (east), for west to read, and kubectl's context `west` pointing there:
 
   prfaas link offer --peer west --server https://east.example:6443 --secret-name peer-east \\
-    | kubectl --context west -n prfaas-system apply -f -
+    | kubectl --context west -n prfaas-system apply --server-side -f -
 
-Then the link in west says `peer.source.kubeConfigSecretRef.name: peer-east`. Run it again to renew the token before it
-ends. To withdraw the offer: kubectl -n prfaas-exchange delete serviceaccount peer-west
+Server-side, or kubectl copies the token into an annotation. Then the link in west says
+`peer.source.kubeConfigSecretRef.name: peer-east`. Run it again to renew the token before it ends.
+To withdraw the offer: kubectl -n prfaas-exchange delete serviceaccount peer-west
 """
 
 
