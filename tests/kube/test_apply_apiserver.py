@@ -10,7 +10,6 @@ import pytest
 from e2e.apiserver import ApiServer
 from prfaas.api.labels import CLUSTER, LABEL_MANAGED_BY, MANAGED_BY
 from prfaas.kube.apply import Applier, Outcome, plan
-from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import Conflict, Invalid, NameTaken, NotFound
 from prfaas.kube.resources import (
     CONFIG_MAP,
@@ -22,6 +21,7 @@ from prfaas.kube.resources import (
     Object,
     resource_of,
 )
+from tests.hand import Hand
 
 pytestmark = pytest.mark.apiserver
 
@@ -30,8 +30,8 @@ KINDS = (CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET, ENDPOINT_SLICE)
 
 
 @pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    async with await KubeClient.from_kubeconfig_file(apiserver.kubeconfig) as client:
+async def client(apiserver: ApiServer) -> AsyncIterator[Hand]:
+    async with await Hand.from_kubeconfig_file(apiserver.kubeconfig) as client:
         yield client
 
 
@@ -110,14 +110,12 @@ def children(namespace: str) -> list[Object]:
     ]
 
 
-async def current(client: KubeClient, namespace: str) -> list[Object]:
+async def current(client: Hand, namespace: str) -> list[Object]:
     labels = ",".join(f"{name}={value}" for name, value in OWNER.items())
     return [item for kind in KINDS for item in (await client.list(kind, namespace, labels=labels)).items]
 
 
-async def reconcile(
-    client: KubeClient, namespace: str, wanted: list[Object], applier: Applier | None = None
-) -> Outcome:
+async def reconcile(client: Hand, namespace: str, wanted: list[Object], applier: Applier | None = None) -> Outcome:
     applier = applier or Applier(client, field_manager="prfaas-test")
     return await applier.execute(plan(await current(client, namespace), wanted), owner=OWNER)
 
@@ -127,7 +125,7 @@ def versions(objects: list[Object]) -> dict[str, str]:
 
 
 async def test_the_second_reconcile_sends_no_write_even_from_a_new_process(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     first = await reconcile(client, namespace, children(namespace))
     assert not first.failed
@@ -151,7 +149,7 @@ EDITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", EDITS)
 async def test_an_edit_by_hand_is_repaired_by_one_write(
-    client: KubeClient, apiserver: ApiServer, namespace: str, name: str
+    client: Hand, apiserver: ApiServer, namespace: str, name: str
 ) -> None:
     await reconcile(client, namespace, children(namespace))
     kind, edit = EDITS[name]
@@ -166,7 +164,7 @@ async def test_an_edit_by_hand_is_repaired_by_one_write(
     assert again.applied == []
 
 
-async def test_what_others_add_is_left_alone(client: KubeClient, namespace: str) -> None:
+async def test_what_others_add_is_left_alone(client: Hand, namespace: str) -> None:
     await reconcile(client, namespace, children(namespace))
     extra = {"metadata": {"annotations": {"team": "x"}, "labels": {"team": "x"}}, "data": {"more": "1"}}
     await client.patch_merge(CONFIG_MAP, "config", namespace, extra, field_manager="hand")
@@ -175,9 +173,7 @@ async def test_what_others_add_is_left_alone(client: KubeClient, namespace: str)
     assert (await client.get(CONFIG_MAP, "config", namespace))["data"]["more"] == "1"
 
 
-async def test_a_field_no_longer_wanted_goes_and_a_child_no_longer_wanted_too(
-    client: KubeClient, namespace: str
-) -> None:
+async def test_a_field_no_longer_wanted_goes_and_a_child_no_longer_wanted_too(client: Hand, namespace: str) -> None:
     await reconcile(client, namespace, children(namespace))
     fewer = [o for o in children(namespace) if o["kind"] != "Service"]
     fewer[0]["data"] = {"a": "1"}
@@ -190,7 +186,7 @@ async def test_a_field_no_longer_wanted_goes_and_a_child_no_longer_wanted_too(
 
 
 async def test_a_foreign_object_of_our_name_is_neither_taken_over_nor_deleted_and_the_rest_is_made(
-    client: KubeClient, namespace: str
+    client: Hand, namespace: str
 ) -> None:
     foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "config", "namespace": namespace}}
     before = await client.create({**foreign, "data": {"theirs": "1"}})
@@ -204,7 +200,7 @@ async def test_a_foreign_object_of_our_name_is_neither_taken_over_nor_deleted_an
     assert await client.get(CONFIG_MAP, "config", namespace) == before
 
 
-async def test_a_stale_cache_does_not_make_a_child_twice(client: KubeClient, namespace: str) -> None:
+async def test_a_stale_cache_does_not_make_a_child_twice(client: Hand, namespace: str) -> None:
     wanted = children(namespace)[:1]
     await reconcile(client, namespace, wanted)
     before = versions(await current(client, namespace))
@@ -214,9 +210,7 @@ async def test_a_stale_cache_does_not_make_a_child_twice(client: KubeClient, nam
     assert versions(await current(client, namespace)) == before
 
 
-async def test_a_child_deleted_since_it_was_seen_is_not_resurrected_by_an_apply(
-    client: KubeClient, namespace: str
-) -> None:
+async def test_a_child_deleted_since_it_was_seen_is_not_resurrected_by_an_apply(client: Hand, namespace: str) -> None:
     await reconcile(client, namespace, children(namespace)[:1])
     seen = await current(client, namespace)
     await client.delete(CONFIG_MAP, "config", namespace)
@@ -228,7 +222,7 @@ async def test_a_child_deleted_since_it_was_seen_is_not_resurrected_by_an_apply(
         await client.get(CONFIG_MAP, "config", namespace)
 
 
-async def test_one_bad_child_does_not_stop_the_others(client: KubeClient, namespace: str) -> None:
+async def test_one_bad_child_does_not_stop_the_others(client: Hand, namespace: str) -> None:
     wanted = children(namespace)
     wanted[0]["data"] = {"not a key!": "x"}
     outcome = await reconcile(client, namespace, wanted)
@@ -238,7 +232,7 @@ async def test_one_bad_child_does_not_stop_the_others(client: KubeClient, namesp
 
 
 async def test_content_stored_in_another_form_costs_one_idle_request_per_process(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     wanted = children(namespace)[2:3]
     container = wanted[0]["spec"]["template"]["spec"]["containers"][0]
@@ -254,7 +248,7 @@ async def test_content_stored_in_another_form_costs_one_idle_request_per_process
     assert len(apiserver.audit.writes(mark, namespace)) == 1
 
 
-async def test_ensure_makes_repairs_and_then_rests(client: KubeClient, apiserver: ApiServer, namespace: str) -> None:
+async def test_ensure_makes_repairs_and_then_rests(client: Hand, apiserver: ApiServer, namespace: str) -> None:
     applier = Applier(client, field_manager="prfaas-test")
     wanted = children(namespace)[0]
     await applier.ensure(wanted, owner=OWNER)
@@ -266,7 +260,7 @@ async def test_ensure_makes_repairs_and_then_rests(client: KubeClient, apiserver
 
 
 async def test_a_status_is_written_once_whole_and_only_to_the_object_it_is_about(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     applier = Applier(client, field_manager="prfaas-test")
     budget = obj(namespace, "policy/v1", "PodDisruptionBudget", "b", spec={"maxUnavailable": 1})

@@ -13,12 +13,12 @@ import yaml
 
 from e2e.apiserver import ApiServer
 from prfaas.cli.main import main
-from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import Forbidden, NotFound, Unauthorized
 from prfaas.kube.resources import ALL, CONFIG_MAP, ENDPOINT_SLICE, LEASE, ROLE, SECRET, SERVICE_ACCOUNT
 from prfaas.links.contact import Connected, NotConnected
 from prfaas.links.peer import PeerSnapshot
 from prfaas.links.registry import PeerRegistry
+from tests.hand import Hand
 from tests.links.build import KEY, published, spec
 
 pytestmark = pytest.mark.apiserver
@@ -28,8 +28,8 @@ ALL_VERBS = (*READ, "create", "update", "patch", "delete", "deletecollection")
 
 
 @pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    async with await KubeClient.from_kubeconfig_file(apiserver.kubeconfig) as client:
+async def client(apiserver: ApiServer) -> AsyncIterator[Hand]:
+    async with await Hand.from_kubeconfig_file(apiserver.kubeconfig) as client:
         yield client
 
 
@@ -52,10 +52,10 @@ def kubeconfig_in(done: subprocess.CompletedProcess[str]) -> str:
 
 
 async def test_the_offered_kubeconfig_reads_the_exchange_and_may_do_nothing_else(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     await client.create(published(namespace))
-    async with await KubeClient.from_kubeconfig(kubeconfig_in(offer(apiserver, namespace))) as peer:
+    async with Hand.from_kubeconfig(kubeconfig_in(offer(apiserver, namespace))) as peer:
         assert len((await peer.list(CONFIG_MAP, namespace)).items) == 1
         for resource in ALL:
             for verb in ALL_VERBS:
@@ -73,7 +73,7 @@ async def test_the_offered_kubeconfig_reads_the_exchange_and_may_do_nothing_else
 
 
 async def test_offering_again_writes_nothing_but_a_new_token(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     first = kubeconfig_in(offer(apiserver, namespace))
     mark = apiserver.audit.mark()
@@ -84,9 +84,9 @@ async def test_offering_again_writes_nothing_but_a_new_token(
 
 
 async def test_deleting_the_service_account_withdraws_the_offer(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
-    async with await KubeClient.from_kubeconfig(kubeconfig_in(offer(apiserver, namespace))) as peer:
+    async with Hand.from_kubeconfig(kubeconfig_in(offer(apiserver, namespace))) as peer:
         await peer.list(CONFIG_MAP, namespace)
         await client.delete(SERVICE_ACCOUNT, "peer-west", namespace)
 
@@ -99,9 +99,7 @@ async def test_deleting_the_service_account_withdraws_the_offer(
             await asyncio.wait_for(until_refused(), 30)
 
 
-async def test_names_of_somebody_else_are_not_taken_over(
-    client: KubeClient, apiserver: ApiServer, namespace: str
-) -> None:
+async def test_names_of_somebody_else_are_not_taken_over(client: Hand, apiserver: ApiServer, namespace: str) -> None:
     foreign = {
         "apiVersion": ROLE.api_version,
         "kind": "Role",
@@ -155,7 +153,7 @@ async def until(registry: PeerRegistry, condition: Callable[[PeerSnapshot], obje
 
 
 async def test_a_link_follows_the_peers_document_through_new_credentials_and_loses_it_with_them(
-    client: KubeClient, apiserver: ApiServer, namespace: str
+    client: Hand, apiserver: ApiServer, namespace: str
 ) -> None:
     peer = {"clusterID": "east", "exchangeNamespace": namespace, "source": {"kubeConfigSecretRef": {"name": "x"}}}
     link = spec(peer=peer)

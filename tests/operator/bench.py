@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from e2e.apiserver import ApiServer, AuditEvent
-from prfaas.kube.client import KubeClient
 from prfaas.kube.resources import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -27,6 +26,7 @@ from prfaas.operator.config import Config
 from prfaas.operator.routers import Routers
 from prfaas.operator.world import KINDS, Result, World, key_for
 from prfaas.workloads.router import RouterSettings
+from tests.hand import Hand
 
 CHILDREN = (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET, CONFIG_MAP, SERVICE_ACCOUNT, ROLE_BINDING)
 
@@ -75,7 +75,7 @@ class Bench:
     """One namespace of the API server, and one object of ours in it at a time."""
 
     server: ApiServer
-    client: KubeClient
+    client: Hand
     namespace: str
     reconcile: Callable[[World, Key], Awaitable[Result]]
     world: World
@@ -85,7 +85,7 @@ class Bench:
     def create(
         cls,
         server: ApiServer,
-        client: KubeClient,
+        client: Hand,
         namespace: str,
         reconcile: Callable[[World, Key], Awaitable[Result]],
         *,

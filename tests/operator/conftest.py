@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.client import KubeClient
+from tests.hand import Hand
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _logging(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+async def client(apiserver: ApiServer) -> AsyncIterator[Hand]:
     """The administrator's."""
-    async with await KubeClient.from_kubeconfig_file(apiserver.kubeconfig) as each:
+    async with await Hand.from_kubeconfig_file(apiserver.kubeconfig) as each:
         yield each

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.client import KubeClient
 from prfaas.operator.prfaas_cluster import reconcile
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench
 
@@ -50,9 +50,7 @@ async def crashing(bench: Bench, writes: int) -> bool:
     return fuse.blown
 
 
-async def test_a_life_of_one_write_each_brings_it_all_about(
-    apiserver: ApiServer, client: KubeClient, namespace: str
-) -> None:
+async def test_a_life_of_one_write_each_brings_it_all_about(apiserver: ApiServer, client: Hand, namespace: str) -> None:
     bench = Bench.create(apiserver, client, namespace, reconcile)
     await bench.place(KIND, "east", here.PRFAAS_CLUSTER)
     mark = bench.server.audit.mark()
@@ -69,7 +67,7 @@ async def test_a_life_of_one_write_each_brings_it_all_about(
 
 
 async def test_a_change_survives_a_crash_at_each_of_its_writes(
-    apiserver: ApiServer, client: KubeClient, namespace: str
+    apiserver: ApiServer, client: Hand, namespace: str
 ) -> None:
     bench = Bench.create(apiserver, client, namespace, reconcile)
     await bench.place(KIND, "east", here.PRFAAS_CLUSTER | {"instances": 2})

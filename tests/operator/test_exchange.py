@@ -12,7 +12,6 @@ import pytest
 from e2e.apiserver import ApiServer
 from prfaas.api.exchange import PoolDocument, PublishedModel
 from prfaas.api.prfaas_cluster import PrfaaSCluster
-from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import Forbidden
 from prfaas.kube.informer import Informer
 from prfaas.kube.resources import CONFIG_MAP, Object, Resource
@@ -20,6 +19,7 @@ from prfaas.operator import exchange, secrets
 from prfaas.operator.exchange import config_map, pool_document
 from prfaas.operator.prfaas_cluster import reconcile
 from prfaas.operator.secrets import SecretUsers
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench
 
@@ -69,7 +69,7 @@ async def documents(bench: Bench) -> set[str]:
 
 @pytest.mark.apiserver
 async def test_the_sweep_takes_what_deleted_pools_have_left_and_nothing_else(
-    apiserver: ApiServer, client: KubeClient, namespace: str
+    apiserver: ApiServer, client: Hand, namespace: str
 ) -> None:
     bench = Bench.create(apiserver, client, namespace, reconcile)
     await bench.place("PrfaaSCluster", "east", here.PRFAAS_CLUSTER)
@@ -89,7 +89,7 @@ async def test_the_sweep_takes_what_deleted_pools_have_left_and_nothing_else(
 @pytest.mark.apiserver
 async def test_an_origin_that_may_not_be_read_keeps_its_document_and_no_others(
     apiserver: ApiServer,
-    client: KubeClient,
+    client: Hand,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

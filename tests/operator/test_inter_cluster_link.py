@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.client import KubeClient
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, INTER_CLUSTER_LINK, PRFAAS_CLUSTER, SECRET, SERVICE, Key
 from prfaas.links.registry import PeerRegistry
 from prfaas.operator import inter_cluster_link, pd_cluster, prfaas_cluster
 from prfaas.operator.world import Result, World, key_for
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, eventually
 
@@ -44,7 +44,7 @@ async def reconcile(world: World, key: Key) -> Result:
 
 
 @pytest.fixture
-async def bench(apiserver: ApiServer, client: KubeClient, namespace: str) -> AsyncIterator[Bench]:
+async def bench(apiserver: ApiServer, client: Hand, namespace: str) -> AsyncIterator[Bench]:
     """Both pools are there, and east publishes two instances."""
     async with PeerRegistry(client, lambda _: None) as peers:
         each = Bench.create(apiserver, client, namespace, reconcile, peers=peers)

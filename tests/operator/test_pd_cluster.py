@@ -12,10 +12,10 @@ from aiohttp import web
 
 from e2e.apiserver import ApiServer
 from prfaas.api.policy import RoutingPolicy, supersedes
-from prfaas.kube.client import KubeClient
 from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, POD, ROLE_BINDING, SERVICE, SERVICE_ACCOUNT, Object
 from prfaas.operator.pd_cluster import reconcile
 from prfaas.operator.routers import Routers
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench
 
@@ -75,7 +75,7 @@ async def picker() -> AsyncIterator[Picker]:
 
 @pytest.fixture
 async def bench(
-    apiserver: ApiServer, client: KubeClient, namespace: str, picker: Picker, tmp_path: Path
+    apiserver: ApiServer, client: Hand, namespace: str, picker: Picker, tmp_path: Path
 ) -> AsyncIterator[Bench]:
     token = tmp_path / "token"
     token.write_text("secret\n")

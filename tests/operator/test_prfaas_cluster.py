@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import NotFound
 from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, POD, PRFAAS_CLUSTER, SERVICE
 from prfaas.operator.prfaas_cluster import reconcile
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench
 
@@ -22,7 +22,7 @@ NO_GPUS = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) did
 
 
 @pytest.fixture
-def bench(apiserver: ApiServer, client: KubeClient, namespace: str) -> Bench:
+def bench(apiserver: ApiServer, client: Hand, namespace: str) -> Bench:
     return Bench.create(apiserver, client, namespace, reconcile)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.client import KubeClient
 from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, LEASE, PRFAAS_CLUSTER, SERVICE
 from prfaas.operator.prfaas_cluster import reconcile
+from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, eventually
 from tests.operator.process import Operator, install
@@ -23,7 +23,7 @@ Start = Callable[..., Operator]
 
 
 @pytest.fixture
-def bench(apiserver: ApiServer, client: KubeClient, namespace: str) -> Bench:
+def bench(apiserver: ApiServer, client: Hand, namespace: str) -> Bench:
     """Used for its eyes and hands, not for its reconcile."""
     return Bench.create(apiserver, client, namespace, reconcile)
 

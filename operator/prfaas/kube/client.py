@@ -5,9 +5,9 @@ Retrying is the caller's business: the informer, the elector and the reconcile q
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import aiohttp
 
@@ -121,22 +121,6 @@ class KubeClient(Connection):
         resource, namespace, name = _place(obj)
         return await self.json("PUT", resource.path(namespace, name), _query(fieldManager=field_manager), obj)
 
-    async def patch_merge(
-        self,
-        resource: Resource,
-        name: str,
-        namespace: str | None,
-        patch: Mapping[str, Any],
-        *,
-        subresource: str | None = None,
-        field_manager: str = USER_AGENT,
-    ) -> Object:
-        """A JSON merge patch: null removes a member, a list is replaced whole."""
-        path = resource.path(namespace, name, subresource)
-        return await self.json(
-            "PATCH", path, _query(fieldManager=field_manager), patch, content_type="application/merge-patch+json"
-        )
-
     async def apply(
         self, obj: Object, *, field_manager: str, force: bool = True, subresource: str | None = None
     ) -> Object:
@@ -201,27 +185,6 @@ class KubeClient(Connection):
         if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
             return None
         return str(status["user"]["username"])
-
-    async def may_i(
-        self, verb: str, resource: Resource, namespace: str | None = None, *, subresource: str = "", name: str = ""
-    ) -> bool:
-        """Whether these credentials may do `verb`, by SelfSubjectAccessReview."""
-        attributes = {
-            "verb": verb,
-            "group": resource.group,
-            "resource": resource.plural,
-            "subresource": subresource,
-            "namespace": namespace or "",
-            "name": name,
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = await self.json("POST", path, (), review, writes=False)
-        return bool((answer.get("status") or {}).get("allowed"))
 
 
 def _query(**parameters: object) -> Query:

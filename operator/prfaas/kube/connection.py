@@ -23,7 +23,7 @@ from kubernetes.aio.config import load_incluster_config as _load_pod_untyped
 from kubernetes.aio.config import load_kube_config as _load_file_untyped
 
 from prfaas.kube.errors import BadCredentials, KubeError, Unreachable, error_from_response
-from prfaas.kube.kubeconfig import Credentials, parse_kubeconfig
+from prfaas.kube.kubeconfig import Credentials
 from prfaas.kube.resources import Object
 
 # kubernetes.aio's own functions carry no annotations.
@@ -64,17 +64,6 @@ class Connection:
         except (ConfigException, TypeError) as error:  # TypeError: the loader's way to say that the file is missing
             raise BadCredentials(f"{path}: {error}") from error
         return cls(_api(configuration), timeouts or Timeouts())
-
-    @classmethod
-    async def from_kubeconfig(
-        cls,
-        document: str | bytes | Mapping[str, Any],
-        *,
-        timeouts: Timeouts | None = None,
-        max_bytes: int | None = None,
-    ) -> Self:
-        """A kubeconfig from a Secret, with the restrictions of `parse_kubeconfig`. Raises BadCredentials."""
-        return cls.from_credentials(parse_kubeconfig(document), timeouts=timeouts, max_bytes=max_bytes)
 
     @classmethod
     def from_credentials(
@@ -132,10 +121,9 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         *,
         content_type: str = "application/json",
-        writes: bool = True,
     ) -> Object:
-        """One request and its answer. `writes` False: it changes nothing, whatever its method, and passes the gate."""
-        if method != "GET" and writes and self.write_gate is not None:
+        """One request and its answer."""
+        if method != "GET" and self.write_gate is not None:
             self.write_gate()
         timeout = aiohttp.ClientTimeout(total=self.timeouts.call, sock_connect=self.timeouts.connect)
         async with self.stream(method, path, query, body, content_type=content_type, timeout=timeout) as response:
