@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from prfaas.kube.resources import Key
 from prfaas.operator.health import RECONCILE_LIMIT_SECONDS, Health, Metrics
-from prfaas.operator.run import causes
 
 LINK = Key("prfaas.io/v1alpha1", "InterClusterLink", "llm", "to-east")
 
@@ -48,9 +47,3 @@ def test_the_end_of_a_links_credentials_is_a_gauge_that_goes_with_the_link() -> 
     assert line in metrics.render().splitlines()
     metrics.set_credentials({})
     assert b"to-east" not in metrics.render()
-
-
-def test_what_is_at_the_bottom_of_nested_groups_is_one_line() -> None:
-    inner = ExceptionGroup("tasks", [ValueError("first\nline"), ValueError("first\nline"), KeyError("k")])
-    assert causes(ExceptionGroup("unhandled", [inner])) == "ValueError: first line; KeyError: 'k'"
-    assert causes(RuntimeError("alone")) == "RuntimeError: alone"

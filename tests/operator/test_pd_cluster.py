@@ -222,6 +222,21 @@ async def test_a_link_that_is_named_and_does_not_exist_keeps_the_pool_from_being
     assert (await bench.conditions(KIND, "west"))["Ready"] == ("True", "AsSpecified")
 
 
+async def test_roles_whose_kv_differs_stall_with_path_reason_and_remedy_and_keep_what_runs(bench: Bench) -> None:
+    await placed(bench)
+    before = await bench.children()
+    await bench.edit(KIND, "west", {"roles": {"decode": {"args": ["--kv-cache-dtype", "fp8"]}}})
+    await bench.settle(KIND, "west")
+    conditions = await bench.conditions(KIND, "west")
+    assert conditions["Stalled"] == ("True", "InvalidSpec")
+    message = await bench.message(KIND, "west", "Stalled")
+    assert message.startswith("spec.roles.decode.args: --kv-cache-dtype is not given for prefill and 'fp8' for decode")
+    assert "give it in spec.engine.args, for both" in message
+    assert {name: obj["spec"] for name, obj in (await bench.children()).items()} == {
+        name: obj["spec"] for name, obj in before.items()
+    }
+
+
 async def test_a_router_that_cannot_start_is_said_with_its_containers_words(bench: Bench) -> None:
     await placed(bench)
     waiting = {

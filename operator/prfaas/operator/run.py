@@ -135,7 +135,7 @@ async def run(config: Config) -> int:
             elector = Elector(lease_client, namespace=config.namespace, name=config.lease, identity=config.identity)
             client.write_gate = elector.require
             process = _Process(config, client, health, metrics)
-            await _check_installed(client, config)
+            await check_installed(client, config)
             async with _contact(lease_client, config, health):
                 await _until_signalled(elector.run(process.lead))
     except NotInstalled as error:
@@ -175,7 +175,7 @@ async def _until_signalled(work_to_do: Awaitable[None]) -> None:
         log.info("told to stop")
 
 
-async def _check_installed(client: KubeClient, config: Config) -> None:
+async def check_installed(client: KubeClient, config: Config) -> None:
     """Our CRDs must be there, and readable. An API server that does not answer is waited for."""
     for resource in KINDS.values():
         for namespace in config.namespaces or (None,):
