@@ -339,8 +339,8 @@ async def test_the_command_serves_and_ends_when_told(
         with suppress(ProcessLookupError):
             process.kill()
     assert process.returncode == 0
-    lines = errors.decode().splitlines()
-    assert not [line for line in lines if " WARNING " in line or " ERROR " in line or "Traceback" in line], lines
+    lines = [json.loads(line) for line in errors.decode().splitlines()]
+    assert {line["level"] for line in lines} == {"info"}, lines
     assert len(lines) < 10, lines
 
 

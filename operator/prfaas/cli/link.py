@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
-from pathlib import Path
 from urllib.parse import urlsplit
+
+from prfaas.cli.arguments import existing_file, users_kubeconfig
 
 EXAMPLE = """\
 With kubectl pointing here (east), for west to read, and kubectl's context `west` pointing there:
@@ -37,7 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     offer.add_argument(
         "--server", metavar="URL", help="this API server, as the peer reaches it (default: as the kubeconfig does)"
     )
-    offer.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM that verifies it (default: the kubeconfig's)")
+    offer.add_argument(
+        "--ca-file", type=existing_file, metavar="FILE", help="PEM that verifies it (default: the kubeconfig's)"
+    )
     offer.add_argument("--tls-server-name", metavar="NAME", help="name in its certificate, where --server has another")
     offer.add_argument("--namespace", default="prfaas-exchange", help="exchange namespace (default: %(default)s)")
     offer.add_argument(
@@ -45,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     offer.add_argument("--secret-name", default="prfaas-peer", metavar="NAME", help="its name there (%(default)s)")
     offer.add_argument("--secret-namespace", metavar="NS", help="its namespace there (default: kubectl's)")
-    offer.add_argument("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config")
+    offer.add_argument(
+        "--kubeconfig", type=existing_file, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config"
+    )
     offer.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     offer.set_defaults(run=run)
 
@@ -80,7 +84,10 @@ async def _offer(args: argparse.Namespace) -> tuple[str, str]:
         ca = args.ca_file.read_text() if args.ca_file else None
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"--ca-file: {error}") from error
-    path = args.kubeconfig or Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    try:
+        path = args.kubeconfig or users_kubeconfig()
+    except ValueError as error:
+        raise Invalid(str(error)) from error
     async with await KubeClient.from_kubeconfig_file(path, context=args.context) as client:
         server, local_ca = local_address(client)
         if args.server is None and urlsplit(server).hostname in ("127.0.0.1", "localhost", "::1"):

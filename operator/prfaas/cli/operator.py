@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
+
+from prfaas.cli.arguments import existing_file, port, seconds
 
 DEFAULT_ENVOY = "docker.io/envoyproxy/envoy:v1.40.0"
 
@@ -26,9 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--router-cluster-role", default="prfaas-router", help="ClusterRole with the routers' rights")
     parser.add_argument("--service-account", default="prfaas-operator", help="the operator's own service account")
     parser.add_argument("--router-token", type=Path, help="file with a token of audience prfaas-router")
-    parser.add_argument("--kubeconfig", type=Path, help="absent: the pod's own service account")
-    parser.add_argument("--port", type=int, default=8080, help="port of /livez, /readyz and /metrics")
-    parser.add_argument("--resync", type=float, default=300.0, metavar="SECONDS", help="look at everything this often")
+    parser.add_argument(
+        "--kubeconfig", type=existing_file, metavar="FILE", help="absent: the pod's own service account"
+    )
+    parser.add_argument("--port", type=port, default=8080, help="port of /livez, /readyz and /metrics")
+    parser.add_argument(
+        "--resync", type=seconds, default=300.0, metavar="SECONDS", help="look at everything this often"
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     parser.set_defaults(run=_run)
 
@@ -37,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     import asyncio
     from uuid import uuid4
 
-    from prfaas.operator import logs
+    from prfaas import logs
     from prfaas.operator.config import Config
     from prfaas.operator.run import run
     from prfaas.workloads.router import RouterSettings
@@ -62,4 +69,8 @@ def _run(args: argparse.Namespace) -> int:
         port=args.port,
         resync=args.resync,
     )
-    return asyncio.run(run(config))
+    try:
+        return asyncio.run(run(config))
+    except OSError as error:  # the port is taken, most likely; what other servers do comes as a KubeError
+        print(f"prfaas operator: {error}", file=sys.stderr)
+        return 1

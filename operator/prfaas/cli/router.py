@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from prfaas.api import labels, router_pod
+from prfaas.cli.arguments import count, existing_file, port, seconds
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,9 +19,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bootstrap.add_argument("--out", type=Path, required=True, metavar="FILE")
     bootstrap.add_argument("--run-dir", type=Path, default=Path(router_pod.RUN_DIR), help="shared with Envoy")
     bootstrap.add_argument("--listen", default="0.0.0.0", metavar="ADDRESS")
-    bootstrap.add_argument("--port", type=int, default=labels.PORT_ROUTER)
-    bootstrap.add_argument("--max-body-bytes", type=int, default=router_pod.DEFAULT_MAX_BODY_BYTES)
-    bootstrap.add_argument("--picker-timeout", type=float, default=3.0, help="seconds until a silent picker is a 504")
+    bootstrap.add_argument("--port", type=port, default=labels.PORT_ROUTER)
+    bootstrap.add_argument("--max-body-bytes", type=count, default=router_pod.DEFAULT_MAX_BODY_BYTES)
+    bootstrap.add_argument("--picker-timeout", type=seconds, default=3.0, help="seconds until a silent picker is a 504")
     bootstrap.set_defaults(run=_bootstrap)
 
     serve = router.add_parser("serve", help="decide where requests go (Envoy's external processor)")
@@ -27,11 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     serve.add_argument("--cluster", required=True, metavar="PDCLUSTER")
     serve.add_argument("--run-dir", type=Path, default=Path(router_pod.RUN_DIR), help="shared with Envoy")
     serve.add_argument("--admin-host", default="0.0.0.0", metavar="ADDRESS")
-    serve.add_argument("--admin-port", type=int, default=labels.PORT_ROUTER_ADMIN)
+    serve.add_argument("--admin-port", type=port, default=labels.PORT_ROUTER_ADMIN)
     serve.add_argument("--policy-writer", action="append", default=[], metavar="USER", help="may use /v1/policy")
-    serve.add_argument("--max-body-bytes", type=int, default=router_pod.DEFAULT_MAX_BODY_BYTES)
-    serve.add_argument("--prefill-timeout", type=float, default=300.0, help="seconds of one prefill leg")
-    serve.add_argument("--kubeconfig", type=Path, help="outside of a pod; default: the pod's service account")
+    serve.add_argument("--max-body-bytes", type=count, default=router_pod.DEFAULT_MAX_BODY_BYTES)
+    serve.add_argument("--prefill-timeout", type=seconds, default=300.0, help="seconds of one prefill leg")
+    serve.add_argument(
+        "--kubeconfig", type=existing_file, metavar="FILE", help="outside of a pod; default: the pod's service account"
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -45,19 +49,24 @@ def _bootstrap(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_bytes,
         message_timeout_s=args.picker_timeout,
     )
-    write(config, args.out)
+    try:
+        write(config, args.out)
+    except OSError as error:
+        print(f"prfaas router bootstrap: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
-    import logging
 
+    from prfaas import logs
+    from prfaas.kube.errors import BadCredentials
     from prfaas.router.main import serve
     from prfaas.router.prefill import LegTimes
     from prfaas.router.serve import Settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.set_up()
     settings = Settings(
         run_dir=args.run_dir,
         admin_host=args.admin_host,
@@ -66,5 +75,12 @@ def _serve(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_bytes,
         leg=LegTimes(total=args.prefill_timeout),
     )
-    asyncio.run(serve(settings, args.namespace, args.cluster, args.kubeconfig))
+    try:
+        asyncio.run(serve(settings, args.namespace, args.cluster, args.kubeconfig))
+    except (BadCredentials, OSError) as error:  # what goes wrong later comes as a group, and with its traceback
+        hint = (
+            "; outside of a pod give --kubeconfig" if isinstance(error, BadCredentials) and not args.kubeconfig else ""
+        )
+        print(f"prfaas router serve: {getattr(error, 'message', error)}{hint}", file=sys.stderr)
+        return 1
     return 0

@@ -42,11 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 2 for values that vLLM would refuse too."""
+    """Serve until a signal; 2 for values that vLLM would refuse too, 1 when it cannot listen."""
     import asyncio
-    import logging
     import os
 
+    from prfaas import logs
     from prfaas.worker.flags import read_config
     from prfaas.worker.serve import run as serve
 
@@ -55,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"prfaas worker serve: error: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    asyncio.run(serve(config))
+    logs.set_up()
+    try:
+        asyncio.run(serve(config))
+    except OSError as error:  # a port is taken, or an address is not of this machine
+        print(f"prfaas worker serve: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

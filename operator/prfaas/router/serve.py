@@ -72,6 +72,14 @@ class RouterProcess:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()  # a gRPC server left running would keep the process from ending
+            raise
+        return self
+
+    async def _start(self) -> None:
         settings = self._settings
         legs = await self._stack.enter_async_context(PrefillClient(settings.leg))
         picker = Picker(
@@ -90,7 +98,6 @@ class RouterProcess:
         await site.start()
         self.admin_port = runner.addresses[0][1]
         log.info("router is up: admin port %d, sockets in %s", self.admin_port, settings.run_dir)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.admin.stopping = True

@@ -1,4 +1,7 @@
-"""One JSON object per log line, on standard error: time, level, logger, message, and what the caller adds."""
+"""The log of every process: one JSON object per line, on standard error.
+
+Its members are time, level, logger, message, and what the caller adds. Of no room, since each of them may use it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def set_up(level: str) -> None:
+def set_up(level: str = "info") -> None:
     """Send everything to standard error as JSON. Kopf's own chatter starts at warnings: it logs every event."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())

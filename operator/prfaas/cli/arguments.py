@@ -1,0 +1,57 @@
+"""Values of flags: what cannot be is refused in one line, with status 2, before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def port(text: str) -> int:
+    """A TCP port."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: give a number of seconds above 0")
+    return number
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def existing_file(text: str) -> Path:
+    """A file that is there."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text}: {'is no file' if path.exists() else 'there is no such file'}")
+    return path
+
+
+def users_kubeconfig(environment: Mapping[str, str] = os.environ) -> Path:
+    """What kubectl would read: $KUBECONFIG (one file, or several joined by `:`, which are merged), or the file at home.
+
+    Raises ValueError when there is none; what it says names the files looked for.
+    """
+    named = environment.get("KUBECONFIG")
+    listed = named or str(Path.home() / ".kube" / "config")
+    if not any(Path(part).expanduser().is_file() for part in listed.split(os.pathsep) if part):
+        where = "KUBECONFIG names" if named else "KUBECONFIG is not set, and its default is"
+        raise ValueError(f"no kubeconfig: {where} {listed}, which does not exist; give --kubeconfig")
+    return Path(listed)
