@@ -60,6 +60,8 @@ def test_a_link_listed_twice_is_refused() -> None:
     ("changes", "path"),
     [
         ({"epoch": -1}, "epoch"),
+        ({"epoch": 2**53 + 1}, "epoch"),
+        ({"version": 2**53 + 1}, "version"),
         ({"version": 0}, "version"),
         ({"model": ""}, "model"),
         ({"pdClusterUID": ""}, "pdClusterUID"),

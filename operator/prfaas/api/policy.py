@@ -43,9 +43,9 @@ class RoutingPolicy(ApiModel):
     """Always `RoutingPolicy`."""
     pd_cluster_uid: str = Field(min_length=1, max_length=128, alias="pdClusterUID")
     """metadata.uid of the PDCluster; a re-created PDCluster starts a new order."""
-    epoch: int = Field(ge=0)
+    epoch: int = Field(ge=0, le=2**53)
     """Leadership epoch of the operator that committed the document."""
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=2**53)
     """Counts the documents of one PDCluster; continues over epochs."""
     hash: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Hash of the content, by `policy_hash`: everything but epoch, version and the hash itself."""
