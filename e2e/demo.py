@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from e2e import images
 from e2e.client import Outcome, replay
-from e2e.datacenters.build import tool
 from e2e.datacenters.cache import progress, say
 from e2e.datacenters.datacenters import Datacenters
 from e2e.datacenters.errors import DatacentersError, in_words
@@ -73,16 +71,15 @@ async def run(stack: Stack, asks: Sequence[Ask]) -> int:
 
 def look_around(stack: Stack) -> str:
     """Five commands to try next."""
-    kubectl = "kubectl" if shutil.which("kubectl") else str(tool("kubectl"))
-    east, west = (f"{kubectl} --kubeconfig {stack.datacenters.kubeconfig(name)}" for name in ("east", "west"))
+    datacenters = ".venv/bin/python -m e2e.datacenters"
     body = '{"model": "kimi-linear", "prompt": "The line between two halls", "max_tokens": 8}'
     return "\n".join(
         [
             "Everything is left running. To look around:",
-            f"  {east} get prfaas -A",
-            f"  {west} get prfaas -A",
+            f"  {datacenters} kubectl east get prfaas -A",
+            f"  {datacenters} kubectl west get prfaas -A",
             f"  curl -si {stack.target().url}/v1/completions -H 'content-type: application/json' -d '{body}'",
-            "  .venv/bin/python -m e2e.datacenters line east west",
+            f"  {datacenters} line east west",
             "  make down",
         ]
     )
