@@ -20,6 +20,11 @@ def unchanged(kind: Kind, body: bytes) -> Frames:
     return [(kind, body)]
 
 
+def flip(kind: Kind, body: bytes) -> Frames:
+    """One bit changed."""
+    return [(kind, bytes([body[0] ^ 1]) + body[1:] if kind is Kind.DATA else body)]
+
+
 @dataclass
 class Relay:
     """Its port, what to change in each direction, and what went through."""

@@ -169,3 +169,17 @@ async def serving(*configs: WorkerConfig, clock: Clock | None = None) -> AsyncIt
         finally:
             for worker in workers:
                 await worker.shutdown()
+
+
+PROMPT = "Tell me about the sea, and take your time. " * 40
+OTHER = "Tell me about the sky, and take your time. " * 40
+"""As long as PROMPT, with the same last token."""
+PREFILL, DECODE = config("kv_producer"), config("kv_consumer")
+
+
+def failed(answer: tuple[int, dict[str, Any]]) -> bool:
+    """Whether a request failed as one whose KV did not load."""
+    status, body = answer
+    return status == 500 and body == {
+        "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+    }
