@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
-from prfaas.api.conditions import REASONS, SUMMARY_REASONS, Reason, Type, Verdict, condition
+from prfaas.api.conditions import REASONS, SUMMARY_REASONS, Reason, Type, Verdict
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.policy import RoutingPolicy
 from prfaas.kube.errors import Forbidden, Invalid, NameTaken
@@ -34,6 +33,7 @@ from prfaas.operator.verdicts import (
 from prfaas.workloads.assignment import Step
 from prfaas.workloads.errors import SpecError
 from tests.links.build import LOCAL, endpoint, published, spec
+from tests.operator.test_remote_prefill import cluster, link
 from tests.operator.test_verdicts import REFUSED, SPEC, crashing, deployment, pod, router, seen
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -89,22 +89,7 @@ def _routers() -> Iterator[Verdict]:
 
 
 def _remotes() -> Iterator[tuple[PDCluster, list[tuple[str, Object | None]]]]:
-    def cluster(**more: Any) -> PDCluster:
-        members = {"model": {"name": "m"}, "gpusPerInstance": 1, "engine": {"image": "i"}, "pool": {"instances": 2}}
-        return PDCluster.model_validate(
-            {
-                "apiVersion": "prfaas.io/v1alpha1",
-                "kind": "PDCluster",
-                "metadata": {"name": "west", "namespace": "llm"},
-                "spec": members | more,
-            }
-        )
-
-    def link(status: bool, reason: Reason, endpoints: int) -> Object:
-        said = condition(Type.ENDPOINTS_MIRRORED, status, reason, generation=1, now=NOW).to_wire()
-        return {"status": {"endpoints": endpoints, "conditions": [said]}}
-
-    west = cluster(remotePrefill=[{"linkRef": "to-east", "initialThreshold": 1}])
+    west = cluster("to-east")
     yield cluster(), []
     yield west, [("to-east", None)]
     yield west, [("to-east", {})]
