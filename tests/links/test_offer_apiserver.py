@@ -122,8 +122,6 @@ async def test_names_of_somebody_else_are_not_taken_over(client: Hand, apiserver
         (("--duration", "1m"), "--duration: at least 10m"),
         (("--duration", "forever"), "--duration: not a duration"),
         (("--namespace", "absent"), "there is no namespace absent: install the chart prfaas-operator here first"),
-        (("--kubeconfig", "/absent"), "/absent"),
-        (("--ca-file", "/absent"), "--ca-file:"),
     ],
 )
 def test_what_cannot_be_offered_is_said_in_one_line(
