@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from e2e.apiserver import ApiServer
+from prfaas.cli.link import EXAMPLE
 from prfaas.cli.main import main
 from prfaas.kube.errors import Forbidden, NotFound, Unauthorized
 from prfaas.kube.resources import ALL, CONFIG_MAP, ENDPOINT_SLICE, LEASE, ROLE, SECRET, SERVICE_ACCOUNT
@@ -112,6 +114,19 @@ async def test_names_of_somebody_else_are_not_taken_over(client: Hand, apiserver
     assert done.stdout == ""
     assert "exists and is not ours" in done.stderr
     assert await client.get(ROLE, "peer-west", namespace) == before
+
+
+def test_applied_as_the_help_says_the_token_is_in_the_secret_and_nowhere_else(
+    apiserver: ApiServer, namespace: str
+) -> None:
+    told = re.search(r"kubectl --context west -n prfaas-system (apply .*) -f -", EXAMPLE)
+    assert told is not None
+    done = offer(apiserver, namespace)
+    applied = apiserver.kubectl("-n", namespace, *told[1].split(), "-f", "-", stdin=done.stdout)
+    assert applied.returncode == 0, applied.stderr
+    secret = apiserver.request("GET", f"/api/v1/namespaces/{namespace}/secrets/peer-east").body
+    assert secret["data"].keys() == {"kubeconfig"}
+    assert "annotations" not in secret["metadata"]
 
 
 @pytest.mark.parametrize(
