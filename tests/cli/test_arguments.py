@@ -111,6 +111,29 @@ def test_a_kubeconfig_that_is_not_there_is_named(
     assert "does not exist; give --kubeconfig" in line
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"a: [secret", "not YAML"), (b"\x81\x00", "not YAML"), (b"secret", "not a mapping"), (b"", "not a mapping")],
+)
+def test_what_is_no_kubeconfig_is_told_without_what_it_holds(
+    content: bytes, problem: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubeconfig.write_bytes(content)
+    with pytest.raises(SystemExit, match="2"):
+        main([*SERVE, "--kubeconfig", str(kubeconfig)])
+    monkeypatch.setenv("KUBECONFIG", f"/absent:{kubeconfig}")
+    assert main(OFFER) == 1
+    said = capsys.readouterr().err
+    assert said.count(f"{kubeconfig}: is no kubeconfig: {problem}\n") == 2
+    assert "secret" not in said
+
+
+def test_files_that_cannot_be_written_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "crds").touch()
+    assert main(["crds", "--root", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("prfaas crds: ")
+
+
 def test_several_kubeconfigs_are_merged_as_kubectl_does(
     kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

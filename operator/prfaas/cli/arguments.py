@@ -44,14 +44,40 @@ def existing_file(text: str) -> Path:
     return path
 
 
+def kubeconfig_file(text: str) -> Path:
+    """A file that is there and may be a kubeconfig. What it holds is never quoted: there are secrets in it."""
+    path = existing_file(text)
+    if problem := _no_kubeconfig(path):
+        raise argparse.ArgumentTypeError(f"{text}: {problem}")
+    return path
+
+
+def _no_kubeconfig(path: Path) -> str | None:
+    """Why a file is no kubeconfig, as far as one sees from outside."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        return error.strerror or "cannot be read"
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return "is no kubeconfig: not YAML"
+    return None if isinstance(document, dict) else "is no kubeconfig: not a mapping"
+
+
 def users_kubeconfig(environment: Mapping[str, str] = os.environ) -> Path:
     """What kubectl would read: $KUBECONFIG (one file, or several joined by `:`, which are merged), or the file at home.
 
-    Raises ValueError when there is none; what it says names the files looked for.
+    Raises ValueError when there is none, or one is no kubeconfig; what it says names the file.
     """
     named = environment.get("KUBECONFIG")
     listed = named or str(Path.home() / ".kube" / "config")
-    if not any(Path(part).expanduser().is_file() for part in listed.split(os.pathsep) if part):
+    parts = [Path(part).expanduser() for part in listed.split(os.pathsep) if part]
+    there = [part for part in parts if part.is_file()]
+    if not there:
         where = "KUBECONFIG names" if named else "KUBECONFIG is not set, and its default is"
         raise ValueError(f"no kubeconfig: {where} {listed}, which does not exist; give --kubeconfig")
+    for part in there:
+        if problem := _no_kubeconfig(part):
+            raise ValueError(f"{part}: {problem}")
     return Path(listed)

@@ -18,6 +18,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Write, or compare: 0 when every file is as generated."""
+    try:
+        return write_or_compare(args)
+    except OSError as error:
+        print(f"prfaas crds: {error}", file=sys.stderr)
+        return 1
+
+
+def write_or_compare(args: argparse.Namespace) -> int:
+    """The same. Raises OSError when a file cannot be read or written."""
     from prfaas.api.crd import files
 
     texts = files()

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from urllib.parse import urlsplit
 
-from prfaas.cli.arguments import existing_file, users_kubeconfig
+from prfaas.cli.arguments import existing_file, kubeconfig_file, users_kubeconfig
 
 EXAMPLE = """\
 With kubectl pointing here (east), for west to read, and kubectl's context `west` pointing there:
@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     offer.add_argument("--secret-name", default="prfaas-peer", metavar="NAME", help="its name there (%(default)s)")
     offer.add_argument("--secret-namespace", metavar="NS", help="its namespace there (default: kubectl's)")
     offer.add_argument(
-        "--kubeconfig", type=existing_file, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config"
+        "--kubeconfig", type=kubeconfig_file, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config"
     )
     offer.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     offer.set_defaults(run=run)

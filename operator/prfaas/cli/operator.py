@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from prfaas.cli.arguments import existing_file, port, seconds
+from prfaas.cli.arguments import kubeconfig_file, port, seconds
 
 DEFAULT_ENVOY = "docker.io/envoyproxy/envoy:v1.40.0"
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--service-account", default="prfaas-operator", help="the operator's own service account")
     parser.add_argument("--router-token", type=Path, help="file with a token of audience prfaas-router")
     parser.add_argument(
-        "--kubeconfig", type=existing_file, metavar="FILE", help="absent: the pod's own service account"
+        "--kubeconfig", type=kubeconfig_file, metavar="FILE", help="absent: the pod's own service account"
     )
     parser.add_argument("--port", type=port, default=8080, help="port of /livez, /readyz and /metrics")
     parser.add_argument(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from prfaas.api import labels, router_pod
-from prfaas.cli.arguments import count, existing_file, port, seconds
+from prfaas.cli.arguments import count, kubeconfig_file, port, seconds
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     serve.add_argument("--max-body-bytes", type=count, default=router_pod.DEFAULT_MAX_BODY_BYTES)
     serve.add_argument("--prefill-timeout", type=seconds, default=300.0, help="seconds of one prefill leg")
     serve.add_argument(
-        "--kubeconfig", type=existing_file, metavar="FILE", help="outside of a pod; default: the pod's service account"
+        "--kubeconfig",
+        type=kubeconfig_file,
+        metavar="FILE",
+        help="outside of a pod; default: the pod's service account",
     )
     serve.set_defaults(run=_serve)
 
