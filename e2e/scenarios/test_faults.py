@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,16 +179,14 @@ def test_a_restarted_operator_writes_nothing(stack: Stack) -> None:
                 found[f"{namespace}/{item['kind']}/{metadata['name']}"] = metadata["resourceVersion"]
         return found
 
+    def seen(datacenter: str) -> bool:
+        kinds = {item["kind"] for item in stack.objects(datacenter, "prfaascluster,pdcluster,interclusterlink")}
+        return all(stack.reconciles(datacenter, kind) > 0 for kind in kinds)
+
     before = {datacenter: versions(datacenter) for datacenter in stack.names}
     for datacenter in stack.names:
         stack.scale_operator(datacenter, 0)
         stack.scale_operator(datacenter, stack.replicas)
-        kinds = {item["kind"] for item in stack.objects(datacenter, "prfaascluster,pdcluster,interclusterlink")}
-        for kind in kinds:
-            eventually(
-                lambda datacenter=datacenter, kind=kind: stack.reconciles(datacenter, kind) > 0,  # type: ignore[misc]
-                60,
-                f"{datacenter}: the new leader did not reconcile {kind}",
-            )
+        eventually(partial(seen, datacenter), 60, f"{datacenter}: the new leader did not reconcile everything")
     after = {datacenter: versions(datacenter) for datacenter in stack.names}
     assert json.dumps(after, indent=1, sort_keys=True) == json.dumps(before, indent=1, sort_keys=True)

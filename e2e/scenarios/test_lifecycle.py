@@ -147,12 +147,12 @@ def test_deleting_the_prefill_pool_takes_its_children_and_nothing_else(stack: St
 def test_deleting_the_pd_pool_takes_its_children_and_nothing_else(stack: Stack) -> None:
     stack.datacenters.kubectl("west", "delete", "pdcluster", "h20", "-n", "prfaas", "--wait=true", "--timeout=60s")
     eventually(lambda: uids(stack, "west", "deployments") == {}, 60, "children outlived their PDCluster")
-    for kind in ("services", "poddisruptionbudgets", "rolebindings"):
-        eventually(
-            lambda kind=kind: not any(name.startswith("h20") for name in uids(stack, "west", kind)),  # type: ignore[misc]
-            60,
-            f"{kind} outlived their PDCluster",
-        )
+
+    def left() -> list[str]:
+        kinds = ("services", "poddisruptionbudgets", "rolebindings", "serviceaccounts")
+        return [name for kind in kinds for name in uids(stack, "west", kind) if name.startswith("h20")]
+
+    eventually(lambda: left() == [], 60, "children outlived their PDCluster")
     assert "east" in uids(stack, "west", "interclusterlinks")
     assert sorted(uids(stack, "east", "deployments")) == ["h200-0", "h200-1"]
 
