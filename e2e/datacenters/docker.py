@@ -40,6 +40,10 @@ SYSCTLS = (
 INOTIFY_MINIMUM = {"fs.inotify.max_user_instances": 1024, "fs.inotify.max_user_watches": 262144}
 
 
+_STARTED: list[subprocess.Popen[bytes]] = []
+"""Daemons that this process started: they outlive the call, and mostly the process. Kept so that `poll` can reap them."""
+
+
 class DockerError(DatacentersError):
     """No usable Docker daemon, or a docker command failed; the message ends with its last lines."""
 
@@ -202,9 +206,10 @@ class PrivateDaemon:
         )
         isolate = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-c", script]
         with (self.state / "dockerd.log").open("w") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # kept in _STARTED: a Popen that is dropped while it runs warns
                 isolate, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
+        _STARTED.append(process)
         self.pid_file.write_text(f"{process.pid} {start_time(process.pid)}")
         deadline = time.monotonic() + 60
         while docker.run("version", check=False, timeout=20).returncode != 0:
@@ -277,6 +282,7 @@ class PrivateDaemon:
         if pid:
             with progress("stopping the private Docker daemon", log=log):
                 self._end(pid)
+        _STARTED[:] = [process for process in _STARTED if process.poll() is None]
         environment = host_environment(host_packages(log))
         subprocess.run(["ip", "link", "delete", HOST_LINK], env=environment, capture_output=True, check=False)
         remove_cgroups(self.cgroup)
