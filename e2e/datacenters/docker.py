@@ -41,7 +41,7 @@ INOTIFY_MINIMUM = {"fs.inotify.max_user_instances": 1024, "fs.inotify.max_user_w
 
 
 _STARTED: list[subprocess.Popen[bytes]] = []
-"""Daemons that this process started: they outlive the call, and mostly the process. Kept so that `poll` can reap them."""
+"""Daemons that this process started: they outlive the call, mostly the process too. Kept so that `poll` reaps them."""
 
 
 class DockerError(DatacentersError):
