@@ -21,7 +21,7 @@ import pytest
 from e2e.datacenters.build import tool, tools_cache
 from e2e.datacenters.cache import cache_root
 from e2e.datacenters.debian import host_environment, host_packages
-from e2e.datacenters.docker import SYSCTLS, read_sysctl
+from e2e.datacenters.docker import SYSCTLS, PrivateDaemon, read_sysctl
 from e2e.datacenters.nodeimage import node_archive
 
 pytestmark = pytest.mark.datacenters
@@ -103,14 +103,14 @@ class Machine:
         """What datacenters may leave on a machine, cache aside."""
         links, routes = self.ip("-brief", "link"), self.ip("route")
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
-        own = str(self.folder).encode()
+        own, cgroup = str(self.folder).encode(), PrivateDaemon(self.state).cgroup
         running = [p.parent.name for p in Path("/proc").glob("[0-9]*/cmdline") if own in read_if_there(p)]
         return {
             "links": [line.split()[0] for line in links.splitlines()],
             "routes": routes.splitlines(),
             "mounts": [line for line in mounts if str(self.network) not in line],
             "processes": running,
-            "cgroups": sorted(str(p) for p in Path("/sys/fs/cgroup").glob("*/prfaas-*")),
+            "cgroups": sorted(str(p) for pattern in ("", "*/") for p in Path("/sys/fs/cgroup").glob(pattern + cgroup)),
             "files": sorted(str(p) for p in self.folder.glob("state*")),
             "settings": [read_sysctl(name) for name in SYSCTLS],
             "modules": [str(Path("/lib/modules").exists())],
@@ -164,6 +164,7 @@ def test_a_datacenter_lives_dies_heals_and_goes_without_a_trace(machine: Machine
         (True, 0, None),
         (True, 4, "H20"),
     ]
+    assert machine.traces()["cgroups"], "traces() would not see what is left"
     kubeconfig = machine.run("kubeconfig", "solo")[0].strip()
     kubectl = machine.command(str(tool("kubectl")), "--kubeconfig", kubeconfig)
     identity = [*kubectl, "get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}"]
