@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from e2e.datacenters.build import build_all, tool
 from e2e.datacenters.cache import say
@@ -93,17 +94,17 @@ def change_line(datacenters: Datacenters, arguments: argparse.Namespace) -> None
         print(f"  {direction}: {traffic.kv_bytes} bytes of KV cache, {traffic.other_bytes} bytes of other traffic")
 
 
-def as_text(status: dict[str, object]) -> str:
+def as_text(status: dict[str, Any]) -> str:
     """The status for people."""
     lines = []
-    for datacenter in status["datacenters"]:  # type: ignore[attr-defined]  # plain data made by Datacenters.status
+    for datacenter in status["datacenters"]:
         lines.append(f"{datacenter['name']}: {'answers' if datacenter['answers'] else 'does not answer'}")
         running = datacenter["containers"]
         for node in datacenter["nodes"]:
             gpus = f", {node['gpus']} x {node['accelerator']}" if node["accelerator"] else ""
             state = "Ready" if node["ready"] else "not Ready" if running.get(node["name"]) else "stopped"
             lines.append(f"  {node['name']}: {state}, {node['address']}{gpus}")
-    for line in status["lines"]:  # type: ignore[attr-defined]
+    for line in status["lines"]:
         rate = f"{line['bits_per_second'] / 1e6:g} Mbit/s each way"
         lines.append(f"line {' - '.join(line['between'])}: {rate}, {'up' if line['up'] else 'down'}")
     return "\n".join(lines)
