@@ -29,7 +29,7 @@ def test_a_lease_ends_and_frees_once() -> None:
 
 
 def test_a_heartbeat_extends_as_vllm_does() -> None:
-    lease = facts("kv_transfer")["lease"]
+    lease = facts("nixl_pull")["lease"]
     table, freed = LeaseTable(lease["lease_s"]), Freed()
     granted(table, freed)
     assert table.renew("r", 5)

@@ -22,6 +22,14 @@ NOT_HERE = {
     "vllm:kv_block_idle_before_evict_seconds",
     "vllm:kv_block_reuse_gap_seconds",
     "vllm:prompt_tokens_cached_by_source",
+    "vllm:estimated_flops_per_gpu_total",
+    "vllm:estimated_read_bytes_per_gpu_total",
+    "vllm:estimated_write_bytes_per_gpu_total",
+    "http_requests_total",
+    "http_request_size_bytes",
+    "http_response_size_bytes",
+    "http_request_duration_highr_seconds",
+    "http_request_duration_seconds",
 }
 
 

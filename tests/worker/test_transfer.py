@@ -62,7 +62,7 @@ async def test_chat_and_stop_strings_work_on_transferred_kv() -> None:
 
 
 async def test_the_prefill_answer_has_vllms_fields() -> None:
-    vllm = facts("kv_transfer")
+    vllm = facts("nixl_pull")
     async with serving(replace(PREFILL, tensor_parallel_size=8)) as (east,):
         _, body = await east.complete(PROMPT, 1, kv_transfer_params=dict.fromkeys(vllm["prefill_request"]))
         assert body["kv_transfer_params"] is None, "do_remote_decode is what asks for it"
@@ -150,7 +150,7 @@ async def test_the_policy_recompute_prefills_here() -> None:
         assert await west.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 430
 
 
-@pytest.mark.parametrize("field", [*facts("kv_transfer")["decode_required"], "tp_size", "remote_num_tokens"])
+@pytest.mark.parametrize("field", [*facts("nixl_pull")["decode_required"], "tp_size", "remote_num_tokens"])
 async def test_a_descriptor_without_a_needed_field_fails_loudly(field: str) -> None:
     field = field.partition(" ")[0]
     async with serving(PREFILL, DECODE) as (east, west):
