@@ -74,7 +74,7 @@ async def test_the_prefill_answer_has_vllms_fields() -> None:
     assert (kv["tp_size"], kv["dcp_size"], kv["pp_size"], kv["remote_registration_generation"]) == (8, 1, 1, 8)
     assert kv["remote_num_tokens"] == 430
     assert [len(group) for group in kv["remote_block_ids"]] == [27]
-    assert kv["remote_port"] == east.worker.engine.kv_port
+    assert kv["remote_port"] == east.worker.engine.transfers.port
 
 
 async def test_the_answer_comes_from_the_bytes_and_not_from_the_prompt() -> None:
@@ -117,7 +117,7 @@ async def test_kv_of_another_length_is_refused() -> None:
 async def test_workers_that_differ_in_what_must_be_equal_do_not_transfer(changes: dict[str, Any]) -> None:
     async with serving(PREFILL, replace(DECODE, **changes)) as (east, west):
         assert failed(await west.complete(PROMPT, kv_transfer_params=await east.prefill(PROMPT)))
-        (lease,) = east.worker.engine.leases._leases.values()
+        (lease,) = east.worker.engine.transfers.leases._leases.values()
         assert not lease.taken, "a failed handshake costs no lease"
 
 

@@ -153,7 +153,7 @@ async def test_stale_kv_of_a_restarted_worker_fails_loudly() -> None:
     async with serving(DECODE) as (west,):
         async with serving(PREFILL) as (east,):
             kv = await east.prefill(PROMPT)
-            port = east.worker.engine.kv_port
+            port = east.worker.engine.transfers.port
         transfer = PREFILL.kv_transfer
         assert transfer is not None
         reborn = replace(PREFILL, kv_transfer=replace(transfer, port=port, engine_id="another"))
@@ -178,7 +178,7 @@ async def test_a_transfer_that_stalls_fails_in_bounded_time(silent_from: Kind, m
     monkeypatch.setattr(pull, "HANDSHAKE_SECONDS", 0.2)
     async with serving(PREFILL, DECODE) as (east, west):
         engine = west.worker.engine
-        monkeypatch.setattr(engine, "_puller", replace(engine._puller, stall_seconds=0.2))
+        monkeypatch.setattr(engine.transfers, "_puller", replace(engine.transfers._puller, stall_seconds=0.2))
         kv = await east.prefill(PROMPT)
 
         def fall_silent(kind: Kind, body: bytes) -> Frames:
@@ -194,7 +194,7 @@ async def test_a_reader_that_falls_silent_is_dropped(monkeypatch: pytest.MonkeyP
     async with serving(config("kv_producer", lease=30)) as (east,):
         transfer = east.worker.config.kv_transfer
         assert transfer is not None
-        reader, writer = await asyncio.open_connection("127.0.0.1", east.worker.engine.kv_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", east.worker.engine.transfers.port)
         connection = Connection(reader, writer)
         connection.send_json(Kind.HELLO, engine=transfer.engine_id, compatibility=east.worker.config.compatibility)
         await connection.expect(Kind.WELCOME)

@@ -63,7 +63,7 @@ async def test_a_long_queue_at_the_decode_worker_does_not_cost_the_lease() -> No
         busy = asyncio.create_task(west.complete("busy", 1_000))
         await until(lambda: west.worker.engine.scheduler.running, "batch full")
         waiting = asyncio.create_task(west.complete(PROMPT, 5, kv_transfer_params=kv))
-        leases = east.worker.engine.leases
+        leases = east.worker.engine.transfers.leases
         for _ in range(15):
             clock.advance(5)
             await until(lambda: (leases.next_deadline() or 0) >= clock.now() + 20, "heartbeat")
@@ -86,7 +86,7 @@ async def test_a_lease_that_ends_during_its_transfer_gives_no_cache(at: Kind) ->
 
         def expire(kind: Kind, body: bytes) -> Frames:
             if kind is at:
-                east.worker.engine.leases.end(kv["remote_request_id"], "expired")
+                east.worker.engine.transfers.leases.end(kv["remote_request_id"], "expired")
             return unchanged(kind, body)
 
         async with relaying(kv["remote_port"], to_prefill=expire, to_decode=expire) as relay:
@@ -100,7 +100,7 @@ async def test_a_reader_that_finishes_after_the_lease_is_counted() -> None:
 
         def expire_last(kind: Kind, body: bytes) -> Frames:
             if kind is Kind.DONE:
-                east.worker.engine.leases.end(kv["remote_request_id"], "expired")
+                east.worker.engine.transfers.leases.end(kv["remote_request_id"], "expired")
             return unchanged(kind, body)
 
         async with relaying(kv["remote_port"], to_prefill=expire_last) as relay:
@@ -180,7 +180,7 @@ async def test_a_release_that_cannot_be_delivered_is_counted() -> None:
         async with serving(PREFILL) as (east,):
             kv = await east.prefill(PROMPT)
         await west.post("/v1/completions", {"prompt": "", "kv_transfer_params": kv})
-        await until(lambda: not west.worker.engine._background, "release tried")
+        await until(lambda: not west.worker.engine.transfers._background, "release tried")
         assert await west.metric("vllm:nixl_num_failed_notifications_total") == 1
 
 

@@ -1,7 +1,8 @@
 """The engine: drives the scheduler by the clock, moves KV, hands tokens to whoever serves them.
 
-One loop sleeps until the next thing the scheduler or a lease has to do; a transfer is a task of its own and reports
-back when its bytes are here. Everything else is synchronous, in the loop's turn or in a call of a request's handler.
+One loop sleeps until the next thing the scheduler or a lease has to do; a transfer is a task of its own (kv.transfers)
+and reports back when its bytes are here. Everything else is synchronous, in the loop's turn or in a call of a request's
+handler.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ import asyncio
 import logging
 from typing import Any
 
-from prfaas.worker.blocks import BlockPool, no_blocks
+from prfaas.worker.blocks import BlockPool
 from prfaas.worker.clock import Clock
-from prfaas.worker.config import KVTransfer, WorkerConfig
+from prfaas.worker.config import WorkerConfig
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
-from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseTable
-from prfaas.worker.kv.params import ParamsError, RemoteBlocks, blocks_digest
-from prfaas.worker.kv.payload import payload_bytes
-from prfaas.worker.kv.pull import HANDSHAKE_SECONDS, Pulled, Puller, TransferError
-from prfaas.worker.kv.serve import Identity, KVServer
+from prfaas.worker.kv.params import ParamsError
+from prfaas.worker.kv.transfers import Transfers
 from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import last_token, prompt_state
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
@@ -48,20 +46,8 @@ class Engine:
         )
         self.pool = BlockPool(config.total_blocks, config.block_size)
         self.scheduler = Scheduler(config.profile, self.pool, config.batch_limit, config.time_scale)
-        lease_seconds = (transfer.lease_seconds if transfer else 1.0) / config.time_scale
-        self.leases = LeaseTable(lease_seconds)
-        self._puller = Puller(
-            compatibility=config.compatibility,
-            clock=clock,
-            heartbeat_seconds=lease_seconds / HEARTBEATS_PER_LEASE,
-            stall_seconds=max(lease_seconds, HANDSHAKE_SECONDS),
-            payload_size=self.payload_size,
-            count_received=self.metrics.kv_wire.labels("received").inc,
-        )
-        self.kv_port = transfer.port if transfer else 0
-        self._kv_server: KVServer | None = None
+        self.transfers = Transfers(config, clock, self.pool, self.metrics, self)
         self._generations: dict[Sequence, Generation] = {}
-        self._background: set[asyncio.Task[None]] = set()
         self._prefill_tokens = 0
         self._draining = False
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
@@ -88,10 +74,7 @@ class Engine:
         await self.clock.wait(
             asyncio.Event(), self.clock.now() + self.config.profile.startup_seconds / self.config.time_scale
         )
-        transfer = self.config.kv_transfer
-        if transfer is not None and transfer.produces:
-            self._kv_server = KVServer(Identity(transfer.engine_id, self.config.compatibility), self)
-            self.kv_port = await self._kv_server.start(transfer.host, transfer.port)
+        await self.transfers.start()
         self._loop = asyncio.create_task(self._run())
 
     async def drain(self, seconds: float) -> None:
@@ -109,12 +92,7 @@ class Engine:
         """End everything; no request may be under way any more."""
         if self._loop is not None:
             self._loop.cancel()
-        if self._kv_server is not None:
-            await self._kv_server.stop()
-        if self._background:
-            await asyncio.wait(self._background, timeout=1)
-        for task in self._background:
-            task.cancel()
+        await self.transfers.stop()
 
     @property
     def unfinished(self) -> int:
@@ -134,7 +112,7 @@ class Engine:
             self._end(generation, "abort", now)
             return generation
         try:
-            self._choose_kv(generation, ask.kv_params, self.config.kv_transfer)
+            self.transfers.choose(generation, ask.kv_params)
         except ParamsError as error:
             log.error("request %s: %s", ask.request_id, error)
             self.metrics.failed_transfers.inc()
@@ -148,7 +126,7 @@ class Engine:
         else:
             if self.config.recomputes:
                 generation.prompt = ask.prompt
-            generation.fetch = asyncio.create_task(self._fetch(generation, generation.remote))
+            self.transfers.fetch(generation)
         self.scheduler.submit(sequence, now)
         self._wake.set()
         return generation
@@ -167,56 +145,48 @@ class Engine:
             return
         now = self.clock.now()
         self.scheduler.stop(generation.sequence, now)
-        pulling = generation.fetch is not None and not generation.fetch.done()
-        if generation.fetch is not None:
-            generation.fetch.cancel()
-        if generation.remote is not None and pulling:
-            self._release(generation.remote)
+        self.transfers.abandon(generation)
         self._end(generation, "abort", now)
         self._wake.set()
 
     def release_refused(self, kv_params: dict[str, Any] | None) -> None:
         """A request was refused before it got here: the prefill worker must not keep its KV until the lease ends."""
-        transfer = self.config.kv_transfer
-        if transfer is not None and transfer.consumes and kv_params and kv_params.get("do_remote_prefill"):
-            try:
-                self._release(RemoteBlocks.from_params(kv_params))
-            except ParamsError as error:
-                log.warning("refused request without usable KV parameters: %s", error)
+        self.transfers.refused(kv_params)
 
-    # What the KV port needs (kv.serve.LeaseHolder).
+    # What transfers call back (kv.transfers.Owner).
 
-    def now(self) -> float:
-        """The engine's clock."""
-        return self.clock.now()
-
-    def lease_changed(self) -> None:
-        """A lease was renewed or ended."""
+    def kv_arrived(self, generation: Generation, state: bytes) -> None:
+        """The cache of a request is here."""
+        # The pulled state and the last prompt token, nothing else: an answer that verifies proves the transfer.
+        generation.state_known(state, self._room(generation))
+        self.scheduler.kv_arrived(generation.sequence, self.clock.now())
         self._wake.set()
 
-    def notified_after_expiry(self) -> None:
-        """A reader finished after its lease had ended."""
-        self.metrics.after_expiry.inc()
+    def kv_failed(self, generation: Generation) -> None:
+        """The cache of a request will not come."""
+        now = self.clock.now()
+        if self.config.recomputes:
+            generation.external = False
+            self._compute_state(generation, generation.prompt)
+            self.scheduler.recompute(generation.sequence, now)
+        else:
+            self.scheduler.stop(generation.sequence, now)
+            self._end(generation, "error", now)
+        self._wake.set()
 
-    def payload_size(self, tokens: int) -> int:
-        """Bytes that cross for a prompt of that length."""
-        return payload_bytes(self.config.profile.kv, tokens, self.config.kv_byte_scale)
-
-    def kv_sent(self, count: int) -> None:
-        """Bytes were handed to a KV socket."""
-        self.metrics.kv_wire.labels("sent").inc(count)
+    def wake(self) -> None:
+        """A lease was renewed or ended: a turn of the loop is due."""
+        self._wake.set()
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
             self._turn(self.clock.now())
-            ends = [end for end in (self.scheduler.next_event(), self.leases.next_deadline()) if end is not None]
+            ends = [end for end in (self.scheduler.next_event(), self.transfers.next_deadline()) if end is not None]
             await self.clock.wait(self._wake, min(ends, default=None))
 
     def _turn(self, now: float) -> None:
-        for request_id in self.leases.expire(now):
-            log.warning("KV of request %s expired unread", request_id)
-            self.metrics.expired.inc()
+        self.transfers.expire(now)
         self.scheduler.blocks_freed(now)
         produced = 0
         for event in self.scheduler.advance(now):
@@ -243,7 +213,7 @@ class Engine:
         generation.push(event.tokens)
         if event.finished:
             if event.sequence.holds_kv:
-                self._grant(generation, now)
+                self.transfers.grant(generation, now)
             self._end(generation, generation.end_reason, now)
 
     def _first_token(self, generation: Generation, now: float) -> None:
@@ -256,84 +226,11 @@ class Engine:
         metrics.prefill_computed.observe(computed)
         metrics.external.inc(sequence.prompt_tokens - computed)
 
-    def _choose_kv(self, generation: Generation, params: dict[str, Any] | None, transfer: KVTransfer | None) -> None:
-        if transfer is None or not params:
-            return
-        sequence = generation.sequence
-        if params.get("do_remote_prefill"):
-            if not transfer.consumes:
-                raise ParamsError("do_remote_prefill sent to a kv_producer")
-            generation.remote = remote = RemoteBlocks.from_params(params)
-            if remote.tokens != sequence.prompt_tokens:
-                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt of {sequence.prompt_tokens}")
-            sequence.kv_from_remote = generation.external = True
-        elif params.get("do_remote_decode"):
-            if not transfer.produces:
-                raise ParamsError("do_remote_decode sent to a kv_consumer")
-            sequence.holds_kv = True
-
     def _compute_state(self, generation: Generation, prompt: bytes) -> None:
         generation.state_known(prompt_state(self.config.model, prompt), self._room(generation))
 
     def _room(self, generation: Generation) -> int:
         return self.config.max_model_len - generation.sequence.prompt_tokens
-
-    async def _fetch(self, generation: Generation, remote: RemoteBlocks) -> None:
-        try:
-            pulled = await self._puller.pull(remote, generation.may_transfer)
-        except TransferError as error:
-            log.error("request %s: %s", generation.sequence.request_id, error)
-            self._fetch_failed(generation)
-        else:
-            self._fetched(generation, pulled)
-        self._wake.set()
-
-    def _fetched(self, generation: Generation, pulled: Pulled) -> None:
-        metrics, tokens = self.metrics, generation.sequence.prompt_tokens
-        metrics.xfer_time.observe(pulled.seconds)
-        metrics.xfer_bytes.observe(pulled.wire_bytes)
-        metrics.descriptors.observe(pulled.chunks)
-        metrics.external_queries.inc(tokens)
-        metrics.external_hits.inc(tokens)
-        # The pulled state and the last prompt token, nothing else: an answer that verifies proves the transfer.
-        generation.state_known(pulled.state, self._room(generation))
-        self.scheduler.kv_arrived(generation.sequence, self.clock.now())
-
-    def _fetch_failed(self, generation: Generation) -> None:
-        now = self.clock.now()
-        self.metrics.failed_transfers.inc()
-        if self.config.recomputes:
-            generation.external = False
-            self._compute_state(generation, generation.prompt)
-            self.scheduler.recompute(generation.sequence, now)
-        else:
-            self.scheduler.stop(generation.sequence, now)
-            self._end(generation, "error", now)
-
-    def _grant(self, generation: Generation, now: float) -> None:
-        transfer, sequence = self.config.kv_transfer, generation.sequence
-        assert transfer is not None
-        shown = (tuple(sequence.blocks[: self.pool.blocks_for(sequence.prompt_tokens)]),)
-        blocks, sequence.blocks = sequence.blocks, no_blocks()
-        self.leases.grant(
-            Lease(
-                request_id=sequence.request_id,
-                state=generation.state,
-                tokens=sequence.prompt_tokens,
-                blocks=blocks_digest(shown),
-                deadline=now + self.leases.duration,
-                free=lambda: self.pool.give_back(blocks),
-            )
-        )
-        generation.kv_params = RemoteBlocks(
-            engine_id=transfer.engine_id,
-            request_id=sequence.request_id,
-            host=transfer.host,
-            port=self.kv_port,
-            tokens=sequence.prompt_tokens,
-            block_ids=shown,
-            tp_size=self.config.tensor_parallel_size,
-        ).to_params()
 
     def _end(self, generation: Generation, reason: str, now: float) -> None:
         sequence, metrics = generation.sequence, self.metrics
@@ -362,20 +259,8 @@ class Engine:
         self.metrics.rejected(reason)
         raise AdmissionError(reason, message)
 
-    def _release(self, remote: RemoteBlocks) -> None:
-        task = asyncio.create_task(self._tell_released(remote))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _tell_released(self, remote: RemoteBlocks) -> None:
-        try:
-            await self._puller.release(remote)
-        except TransferError as error:
-            log.warning("KV stays at the prefill worker until its lease ends: %s", error)
-            self.metrics.failed_notifications.inc()
-
     def _note_idle(self) -> None:
-        if not self._generations and not len(self.leases):
+        if not self._generations and not self.transfers.kept:
             self._idle.set()
         else:
             self._idle.clear()
