@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 from prfaas.worker.generation import LONGEST_NATURAL
 from prfaas.worker.oracle import (
     WORDS,
+    Sampling,
     answer,
     answer_words,
     chat_prompt,
     count_tokens,
     expected_chat,
     expected_text,
+    from_token_ids,
     last_token,
     natural_length,
     prompt_state,
+    ranked,
+    token_id,
+    token_ids,
 )
 
 PROMPTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -80,7 +85,7 @@ def test_an_answer_without_a_limit_ends_by_itself(state: bytes) -> None:
 def test_a_stop_string_is_cut_off_where_it_first_completes(state: bytes, start: int, size: int) -> None:
     full = answer(state, b"last", 20)
     stop = full.text[start : start + size]
-    cut = answer(state, b"last", 20, [stop])
+    cut = answer(state, b"last", 20, Sampling(stop=(stop,)))
     assert cut.finish_reason == "stop"
     assert cut.text == full.text[: full.text.index(stop)]
     end = full.text.index(stop) + len(stop)
@@ -89,11 +94,11 @@ def test_a_stop_string_is_cut_off_where_it_first_completes(state: bytes, start: 
 
 def test_the_stop_string_that_completes_first_wins() -> None:
     full = answer(bytes(32), b"last", 20).text
-    assert answer(bytes(32), b"last", 20, [full[10:30], full[12:14]]).text == full[:12]
+    assert answer(bytes(32), b"last", 20, Sampling(stop=(full[10:30], full[12:14]))).text == full[:12]
 
 
 def test_without_a_match_a_stop_string_changes_nothing() -> None:
-    assert answer(bytes(32), b"last", 5, ["Q"]) == answer(bytes(32), b"last", 5)
+    assert answer(bytes(32), b"last", 5, Sampling(stop=("Q",))) == answer(bytes(32), b"last", 5)
 
 
 def test_chat_template() -> None:
@@ -120,3 +125,66 @@ def test_what_is_not_text_is_refused_with_its_path(message: dict[str, Any], path
 
 def test_state_separates_model_and_prompt() -> None:
     assert prompt_state("a", b"bc") != prompt_state("ab", b"c")
+
+
+def test_an_answer_says_what_stopped_it() -> None:
+    full = answer(bytes(32), b"last", 20)
+    at_string = answer(bytes(32), b"last", 20, Sampling(stop=(full.text[9:11],)))
+    assert (at_string.finish_reason, at_string.stop_reason) == ("stop", full.text[9:11])
+    kept = answer(bytes(32), b"last", 20, Sampling(stop=(full.text[9:11],), include_stop=True))
+    assert kept.text == full.text[:11]
+    fourth = token_id(full.pieces[3].encode())
+    at_token = answer(bytes(32), b"last", 20, Sampling(stop_token_ids=(fourth,)))
+    assert (at_token.text, len(at_token.pieces), at_token.stop_reason) == (full.text[:12], 4, fourth)
+    assert answer(bytes(32), b"last", 20, Sampling(stop_token_ids=(fourth,), include_stop=True)).text == full.text[:16]
+    assert (full.finish_reason, full.stop_reason) == ("length", None)
+
+
+def test_nothing_stops_an_answer_before_its_least_length() -> None:
+    full = answer(bytes(32), b"last", 20)
+    word = full.pieces[2]
+    assert answer(bytes(32), b"last", 20, Sampling(stop=(word,), min_tokens=2)).text == full.text[:8]
+    assert answer(bytes(32), b"last", 20, Sampling(stop=(word,), min_tokens=3)).text == full.text
+    third = (token_id(word.encode()),)
+    assert len(answer(bytes(32), b"last", 20, Sampling(stop_token_ids=third, min_tokens=2)).pieces) == 3
+    assert len(answer(bytes(32), b"last", 20, Sampling(stop_token_ids=third, min_tokens=3)).pieces) == 20
+    assert len(answer(bytes(32), b"last", None, Sampling(min_tokens=400)).pieces) == 400
+
+
+def test_several_answers_of_one_prompt_differ() -> None:
+    texts = {expected_text("same", 8, model="m", sampling=Sampling(choice=choice)) for choice in range(50)}
+    assert len(texts) == 50
+    assert expected_text("same", 8, model="m", sampling=Sampling(choice=0)) == expected_text("same", 8, model="m")
+
+
+@given(PROMPTS)
+def test_token_ids_are_the_text(text: str) -> None:
+    raw = text.encode()
+    ids = token_ids(raw)
+    assert len(ids) == count_tokens(raw)
+    if not raw[len(raw) - len(last_token(raw)) :].startswith(b"\0"):
+        assert from_token_ids(ids) == raw
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1))
+def test_any_ids_are_a_prompt_of_as_many_tokens(ids: list[int]) -> None:
+    raw = from_token_ids(ids)
+    assert token_ids(raw) == ids
+    assert count_tokens(raw) == len(ids)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32])
+def test_an_id_that_is_no_token_is_refused(wrong: int) -> None:
+    with pytest.raises(OverflowError):
+        from_token_ids([1, wrong])
+    with pytest.raises(OverflowError):
+        from_token_ids([wrong])
+
+
+def test_the_token_said_is_the_likeliest() -> None:
+    first, *others = ranked(WORDS[0], 4)
+    assert first[0] == WORDS[0]
+    assert [token for token, _ in others] == list(WORDS[1:4])
+    likelihoods = [likelihood for _, likelihood in (first, *others)]
+    assert likelihoods == sorted(likelihoods, reverse=True)
+    assert len(dict(ranked("none of them", 3))) == 3

@@ -104,9 +104,10 @@ class Engine:
         self.check_admission()
         now = self.clock.now()
         room = self.config.max_model_len - ask.prompt_tokens
-        limit = min(LONGEST_NATURAL, room) if ask.max_tokens is None else ask.max_tokens
+        natural = max(LONGEST_NATURAL, ask.sampling.min_tokens)
+        limit = min(natural, room) if ask.max_tokens is None else ask.max_tokens
         sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now)
-        generation = Generation(sequence, ask.max_tokens, ask.stop, last_token(ask.prompt))
+        generation = Generation(sequence, ask.max_tokens, ask.sampling, last_token(ask.prompt))
         if self._draining:
             self.release_refused(ask.kv_params)
             self._end(generation, "abort", now)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from prfaas.worker.kv.params import RemoteBlocks
-from prfaas.worker.oracle import answer, answer_words, natural_length
+from prfaas.worker.oracle import Sampling, answer, answer_words, natural_length
 from prfaas.worker.scheduler import Sequence
 
 LONGEST_NATURAL = 319
@@ -27,8 +27,13 @@ class Ask:
     prompt_tokens: int
     max_tokens: int | None
     """None: the request set no limit."""
-    stop: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
     kv_params: dict[str, Any] | None = None
+    priority: int = 0
+    """Lower comes first, where `--scheduling-policy` is `priority`."""
+    cache_salt: str | None = None
+    lora: str | None = None
+    """The LoRA adapter's name."""
 
 
 @dataclass(eq=False)
@@ -37,7 +42,7 @@ class Generation:
 
     sequence: Sequence
     max_tokens: int | None
-    stop: tuple[str, ...]
+    sampling: Sampling
     last: bytes
     """The last prompt token."""
     prompt: bytes = b""
@@ -46,6 +51,8 @@ class Generation:
     kv_params: dict[str, Any] | None = None
     """What a prefill worker tells the router, once finished."""
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """What stopped the answer, once it is known to: a string or a token's id."""
     first_token: float | None = None
     last_token: float | None = None
     fetch: asyncio.Task[None] | None = None
@@ -63,17 +70,17 @@ class Generation:
         self.state = state
         limit = self.max_tokens
         if limit is None:
-            natural = natural_length(state)
+            natural = max(natural_length(state), self.sampling.min_tokens)
             self.end_reason = "stop" if natural <= room else "length"
             limit = min(natural, room)
-        if self.stop:
+        if self.sampling.stop or self.sampling.stop_token_ids:
             # The whole answer is known: cut it now, rather than look for the stop string token by token.
-            known = answer(state, self.last, limit, self.stop)
+            known = answer(state, self.last, limit, self.sampling)
             if known.finish_reason == "stop":
-                self.end_reason = "stop"
+                self.end_reason, self.stop_reason = "stop", known.stop_reason
             self._words, limit = iter(known.pieces), len(known.pieces)
         else:
-            self._words = answer_words(state, self.last)
+            self._words = answer_words(state, self.last, self.sampling.choice)
         self.sequence.max_tokens = limit
 
     def push(self, tokens: int) -> None:

@@ -27,7 +27,7 @@ from prfaas.worker.openai import (
     usage,
     whole_answer,
 )
-from prfaas.worker.oracle import BYTES_PER_TOKEN, chat_prompt
+from prfaas.worker.oracle import BYTES_PER_TOKEN, Sampling, chat_prompt
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """vLLM has no limit; a prompt of ten times the longest context fits."""
@@ -156,7 +156,7 @@ class Api:
             prompt=asked.prompt,
             prompt_tokens=asked.prompt_tokens,
             max_tokens=asked.max_tokens,
-            stop=asked.stop,
+            sampling=Sampling(stop=asked.stop),
             kv_params=asked.kv_params,
         )
         try:
