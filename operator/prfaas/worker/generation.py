@@ -27,7 +27,7 @@ class Ask:
     prompt_tokens: int
     max_tokens: int | None
     """None: the request set no limit."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     kv_params: dict[str, Any] | None = None
     priority: int = 0
     """Lower comes first, where `--scheduling-policy` is `priority`."""

@@ -4,8 +4,9 @@
     token i = word(SHA-256(state, last prompt token, choice, i // 16), i % 16)
 
 A token is four bytes of UTF-8 (the last one of a text may be shorter), its id these bytes as a number; every word of an
-answer is a token too: a space and three letters. A decode worker that pulled a KV cache knows `state` from the pulled bytes alone; a client computes it
-from the prompt it sent. If they agree on the answer, the cache that crossed was the cache of this prompt.
+answer is a token too: a space and three letters. A decode worker that pulled a KV cache knows `state` from the pulled
+bytes alone; a client computes it from the prompt it sent. If they agree on the answer, the cache that crossed was the
+cache of this prompt.
 """
 
 from __future__ import annotations
