@@ -51,6 +51,11 @@ venv: system
 toolchain: venv
 	@$(BIN)/python -m e2e.datacenters build
 
+# Public clients and routers that the tests run, each in an environment of its own in the cache (e2e/environments.py).
+.PHONY: clients
+clients: venv
+	@$(BIN)/python -m e2e.environments
+
 .PHONY: demo
 demo: toolchain ## two datacenters, the operator in both, real requests (TRACE=file replays a Mooncake-format trace)
 	@$(BIN)/python -m e2e.demo --requests $(REQUESTS) $(if $(TRACE),--trace "$(TRACE)")
@@ -76,15 +81,15 @@ lint: venv ## ruff, mypy --strict, the import contract, CRD drift
 	@$(BIN)/prfaas crds --check
 
 .PHONY: test
-test: toolchain lint ## everything that must pass: lint, types, contracts, unit, API server, Envoy, end to end
+test: toolchain clients lint ## everything that must pass: lint, types, contracts, unit, API server, Envoy, end to end
 	@$(PYTEST) tests e2e/scenarios -m "not long" --durations=30
 
 .PHONY: test-unit
-test-unit: venv ## pure tests only: no cluster, no API server, under a minute
-	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not long"
+test-unit: venv ## pure tests only: no cluster, no API server, no third-party client, under a minute
+	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not clients and not long"
 
 .PHONY: test-long
-test-long: toolchain lint ## chaos, soaks and benches besides; results go to docs/results/
+test-long: toolchain clients lint ## chaos, soaks and benches besides; results go to docs/results/
 	@$(BIN)/python -m e2e.bench --results docs/results
 	@$(PYTEST) tests e2e/scenarios --durations=30
 
@@ -96,6 +101,8 @@ crds: venv ## write crds/ and the CRD chart from the models
 lock: venv ## resolve the dependencies again (UPGRADE=--upgrade takes newer versions)
 	@for kind in "runtime --extra envoy" "dev --extra envoy --extra dev"; do set -- $$kind; name=$$1; shift; \
 	  $(BIN)/uv pip compile pyproject.toml "$$@" --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o locks/$$name.txt; done
+	@for file in locks/clients/*.in; do \
+	  $(BIN)/uv pip compile $$file --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o $${file%.in}.txt; done
 
 .PHONY: clean-cache
 clean-cache: venv ## forget every cached build (the next one takes about as long as the first)
