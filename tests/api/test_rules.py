@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from e2e.apiserver import ApiServer
 from prfaas.api.crd import object_schema
 from prfaas.api.kinds import KINDS
+from prfaas.api.model import ENDPOINT, HOST_PATH, SOURCE
 from prfaas.api.schema import Schema
 from tests.api.documents import REMOVE, collection, example
 
@@ -98,11 +99,86 @@ def of_both_pools(kind: str) -> list[Case]:
             {"spec.nodePool.tolerations.0": {"key": "k", "tolerationSeconds": 0}},
         ),
         Case(kind, BAD_DURATION, {"spec.engine.startupDeadline": "90s"}, {"spec.engine.startupDeadline": "1.5h"}),
+        *of_models(kind),
         Case(
             kind,
             BAD_QUANTITY,
             {"spec.engine.resources.requests.cpu": "1500m"},
             {"spec.engine.resources.requests.cpu": "-1"},
+        ),
+    ]
+
+
+def of_models(kind: str) -> list[Case]:
+    """Rules about where a model comes from and is kept."""
+    model = {"name": "org/model"}
+    cache = {"ephemeral": {}}
+    fetched = {**model, "source": "hf://org/model", "cache": cache}
+    claim = {**model, "source": "pvc://models/org/model"}
+    one_cache = "exactly one of persistentVolumeClaim, hostPath and ephemeral is required"
+    needs_source = (
+        "cache needs a source of hf:// or s3://: a claim is mounted as it is, "
+        "and without source the model is in the image"
+    )
+    return [
+        Case(
+            kind,
+            "a source of hf:// or s3:// needs cache: where the model is kept",
+            {"spec.model": claim},
+            {"spec.model": {**model, "source": "s3://models/org/model"}},
+        ),
+        Case(kind, needs_source, {"spec.model": fetched}, {"spec.model": {**model, "cache": cache}}),
+        Case(kind, needs_source, {"spec.model": model}, {"spec.model": {**claim, "cache": cache}}),
+        Case(
+            kind,
+            "secretRef needs a source of hf:// or s3://",
+            {"spec.model": {**fetched, "secretRef": {"name": "token"}}},
+            {"spec.model": {**claim, "secretRef": {"name": "token"}}},
+        ),
+        Case(
+            kind,
+            "endpoint needs a source of hf:// or s3://",
+            {"spec.model": {**fetched, "endpoint": "http://10.0.0.1:9000/hf/"}},
+            {"spec.model": {**model, "endpoint": "http://10.0.0.1:9000/hf/"}},
+        ),
+        Case(
+            kind,
+            one_cache,
+            {"spec.model.cache": {"hostPath": {"path": "/models"}}},
+            {"spec.model.cache": {"hostPath": {"path": "/models"}, "ephemeral": {}}},
+        ),
+        Case(
+            kind,
+            one_cache,
+            {"spec.model.cache": {"persistentVolumeClaim": {"claimName": "models"}}},
+            {"spec.model.cache": {}},
+        ),
+        *(
+            Case(kind, f"should match '{SOURCE}'", {"spec.model.source": right}, {"spec.model.source": wrong})
+            for right, wrong in (
+                ("hf://Org-1/Model_7B.v2", "hf://model-without-org"),
+                ("hf://org/model", "https://huggingface.co/org/model"),
+                ("s3://models", "s3:///prefix"),
+                ("s3://models/a/b=c/d/", "s3://models/a/../b"),
+            )
+        ),
+        Case(
+            kind,
+            f"should match '{SOURCE}'",
+            {"spec.model": claim},
+            {"spec.model": {**model, "source": "pvc://models/../secrets"}},
+        ),
+        Case(
+            kind,
+            f"should match '{ENDPOINT}'",
+            {"spec.model.endpoint": "http://store:9000"},
+            {"spec.model.endpoint": "https://user:password@store.example.com"},
+        ),
+        Case(
+            kind,
+            f"should match '{HOST_PATH}'",
+            {"spec.model.cache.hostPath.path": "/var/lib/models.d"},
+            {"spec.model.cache.hostPath.path": "/var/lib/../../etc"},
         ),
     ]
 

@@ -39,6 +39,7 @@ class Type(_Documented):
     RECONCILING = "Reconciling", "The operator is on its way from what is to what the spec asks for."
     STALLED = "Stalled", "The operator cannot go on before a person changes something; what runs is kept."
     PODS_PLACED = "PodsPlaced", "Every instance has a node."
+    MODEL_CACHED = "ModelCached", "The model is where the instances load it from."
     EXPORTED = "Exported", "The pool is published in this datacenter's exchange namespace, where peers may read it."
     ROUTER_READY = "RouterReady", "At least one router pod is ready for clients."
     ROUTER_SYNCED = "RouterSynced", "Every router pod that is ready uses the policy that is committed."
@@ -108,9 +109,22 @@ class Reason(_Documented):
     DECLARED_NONE = "DeclaredNone", "The spec says `None` for part of the traffic; the message names it."
     MIRRORED = "Mirrored", "The EndpointSlices here show what the peer publishes."
     LAST_KNOWN = "LastKnown", "The EndpointSlices here show what the peer published last; there is no contact now."
+    IN_IMAGE = "InImage", "`model.source` is absent: the model is in the image, or the engine fetches it by itself."
+    ON_CLAIM = "OnClaim", "The model is on the claim that `model.source` names, which is mounted as it is."
+    CACHED = "Cached", "The model is whole wherever an instance runs."
+    FETCHING = "Fetching", "The model is on its way, or about to be; `prfaas status` shows how far it is."
+    GATED = "Gated", "The model's repository is not open to everyone, and the token is missing or not enough."
+    ACCESS_DENIED = "AccessDenied", "The store does not let us read the bucket."
+    RATE_LIMITED = "RateLimited", "The source asks for patience; fetching goes on by itself."
+    NOT_FOUND = "NotFound", "The source has no such repository, revision, bucket or prefix."
+    SOURCE_UNREACHABLE = "SourceUnreachable", "The source does not answer, or answers with errors of its own."
+    DISK_FULL = "DiskFull", "The model does not fit where it is to be kept."
+    CHECKSUM_MISMATCH = "ChecksumMismatch", "A file that was fetched is not what the source says it is."
+    FETCH_FAILED = "FetchFailed", "Fetching failed in another way; the message says how."
+    NO_NODES = "NoNodes", "No instance has a node yet: it is not known where the model is needed."
 
 
-_POOL = (Type.READY, Type.RECONCILING, Type.STALLED, Type.PODS_PLACED)
+_POOL = (Type.READY, Type.RECONCILING, Type.STALLED, Type.PODS_PLACED, Type.MODEL_CACHED)
 CONDITIONS: Mapping[str, tuple[Type, ...]] = {
     "PrfaaSCluster": (*_POOL, Type.EXPORTED),
     "PDCluster": (*_POOL, Type.ROUTER_READY, Type.ROUTER_SYNCED, Type.REMOTE_PREFILL_AVAILABLE),
@@ -129,9 +143,32 @@ CONDITIONS: Mapping[str, tuple[Type, ...]] = {
 """Which conditions each kind has, in the order in which they are written."""
 
 _STALLED = (Reason.INVALID_SPEC, Reason.NAME_CONFLICT, Reason.API_ERROR)
+FETCH_FAILURES = (
+    Reason.GATED,
+    Reason.ACCESS_DENIED,
+    Reason.NOT_FOUND,
+    Reason.CHECKSUM_MISMATCH,
+    Reason.DISK_FULL,
+    Reason.RATE_LIMITED,
+    Reason.SOURCE_UNREACHABLE,
+    Reason.FETCH_FAILED,
+)
+"""What a fetch can end with, the worst first: what a person has to see to comes before what may pass."""
 _OWN: Mapping[Type, tuple[Reason, ...]] = {
     Type.STALLED: (Reason.AS_SPECIFIED, *_STALLED),
     Type.PODS_PLACED: (Reason.PLACED, Reason.NO_INSTANCES, Reason.PROGRESSING, Reason.UNSCHEDULABLE),
+    Type.MODEL_CACHED: (
+        Reason.IN_IMAGE,
+        Reason.ON_CLAIM,
+        Reason.CACHED,
+        Reason.NO_INSTANCES,
+        Reason.NO_NODES,
+        Reason.FETCHING,
+        *FETCH_FAILURES,
+        Reason.UNSCHEDULABLE,
+        Reason.CRASHING,
+        Reason.API_ERROR,
+    ),
     Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED),
     Type.ROUTER_READY: (Reason.AVAILABLE, Reason.NO_ROUTERS, Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING),
     Type.ROUTER_SYNCED: (Reason.ACKNOWLEDGED, Reason.POLICY_PENDING, Reason.NO_ROUTERS),

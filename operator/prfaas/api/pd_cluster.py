@@ -253,6 +253,9 @@ class PDClusterStatus(_Status):
     """Instances by role."""
     policy: PolicyStatus | None = None
     """The routing policy in force."""
+    warm_up_seconds: Count | None = None
+    """Seconds from the start of an engine's container until it is ready: the median of the instances that run.
+    Rewritten only when it moves by more than a tenth."""
     conditions: Conditions = ()
     """Observations, one per type."""
 

@@ -7,37 +7,69 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from prfaas.api.base import ApiModel
-from prfaas.api.common import (
-    Args,
-    Duration,
-    Env,
-    ImagePullPolicy,
-    Port,
-    Resources,
-    Toleration,
-)
-from prfaas.api.labels import PORT_HTTP
+from prfaas.api.common import ObjectName, Toleration
+from prfaas.api.engine import EngineSpec, NetworkSpec, Parallelism
+from prfaas.api.model import Endpoint, ModelCache, SecretRef, Source
 from prfaas.api.rules import Ruled, rule
 
 Instances = Annotated[int, Field(ge=0, le=1000)]
 
 
-class ModelSpec(ApiModel):
+def _uses_all_gpus(parallelism: Parallelism, gpus: int) -> bool:
+    return parallelism.tensor_of(gpus) * parallelism.pipeline * parallelism.data == gpus
+
+
+@rule(
+    "!has(self.source) || self.source.startsWith('pvc://') || has(self.cache)",
+    "a source of hf:// or s3:// needs cache: where the model is kept",
+    holds=lambda model: model.source is None or model.source.startswith("pvc://") or model.cache is not None,
+)
+@rule(
+    "!has(self.cache) || (has(self.source) && !self.source.startsWith('pvc://'))",
+    "cache needs a source of hf:// or s3://: a claim is mounted as it is, and without source the model is in the image",
+    holds=lambda model: model.cache is None or model.fetched,
+)
+@rule(
+    "!has(self.secretRef) || (has(self.source) && !self.source.startsWith('pvc://'))",
+    "secretRef needs a source of hf:// or s3://",
+    holds=lambda model: model.secret_ref is None or model.fetched,
+)
+@rule(
+    "!has(self.endpoint) || (has(self.source) && !self.source.startsWith('pvc://'))",
+    "endpoint needs a source of hf:// or s3://",
+    holds=lambda model: model.endpoint is None or model.fetched,
+)
+class ModelSpec(Ruled):
     """The model that the pool serves. Pools joined by a link must serve the same one."""
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
-    """What the engine loads: a repository name, or a path in the image."""
+    """What the engine loads where no source is given: a repository name, or a path in the image."""
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Name that clients put in a request; absent: `name`."""
     revision: Annotated[str, Field(min_length=1, max_length=128)] = "main"
     """Revision of the model's repository. Part of the compatibility key: KV cache never crosses between revisions."""
     max_model_length: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     """Longest prompt and answer together, in tokens; absent: what the model's own configuration says."""
+    source: Source | None = None
+    """Where the model comes from: `hf://ORG/NAME`, `s3://BUCKET/PREFIX` or `pvc://CLAIM/PATH`; absent: it is in the
+    image, or the engine fetches it by itself. With a source the engine loads `/models/<name>/<revision>`."""
+    endpoint: Endpoint | None = None
+    """URL of a mirror of Hugging Face, or of an S3-compatible store; absent: the public ones."""
+    secret_ref: SecretRef | None = None
+    """Secret whose keys are environment variables of whatever fetches the model: `HF_TOKEN`; `AWS_ACCESS_KEY_ID`,
+    `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` and `AWS_REGION`; `HTTPS_PROXY`."""
+    cache: ModelCache | None = None
+    """Where a model that is fetched is kept."""
 
     @property
     def client_name(self) -> str:
         """The model's name in requests."""
         return self.served_name or self.name
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the model is brought to a cache."""
+        return self.source is not None and not self.source.startswith("pvc://")
 
 
 _toleration_schema = Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"})
@@ -56,31 +88,8 @@ class NodePool(ApiModel):
     """Name of the extended resource that counts GPUs."""
     accelerator: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name of the accelerator, such as `H200`; shown by `kubectl get -o wide`, nothing else depends on it."""
-
-
-class EngineSpec(ApiModel):
-    """The inference engine: one container in every instance."""
-
-    image: Annotated[str, Field(min_length=1, max_length=512)]
-    """Container image."""
-    image_pull_policy: ImagePullPolicy = "IfNotPresent"
-    """When the image is pulled."""
-    command: Args = ("vllm", "serve")
-    """Words before the model's name."""
-    args: Args = ()
-    """Arguments after those that the operator sets (model, port, KV transfer)."""
-    env: Env = ()
-    """Environment variables, merged by name over those that the operator sets."""
-    connector: Literal["Nixl"] = "Nixl"
-    """KV connector of the engine. `Nixl`: the decode instance pulls KV cache from the prefill instance."""
-    port: Port = PORT_HTTP
-    """TCP port of the engine's HTTP server."""
-    resources: Resources = Resources()
-    """Compute resources of the engine's container; the GPUs of the pool are added."""
-    startup_deadline: Duration = "30m"
-    """Longest time from the start of the container until it is healthy; then it is started anew."""
-    shutdown_timeout: Duration = "60s"
-    """Longest time for requests under way when an instance is converted, replaced or removed; then it is killed."""
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the instances, such as `nvidia`; absent: the cluster's own."""
 
 
 class PodTemplateMetadata(ApiModel):
@@ -120,6 +129,18 @@ class RolloutSpec(ApiModel):
     holds=lambda spec: spec.gpus_per_instance % spec.nodes_per_instance == 0,
 )
 @rule("self.nodesPerInstance == oldSelf.nodesPerInstance", "nodesPerInstance cannot be changed")
+@rule(
+    "has(self.engine.parallelism.tensor) ? self.engine.parallelism.tensor * self.engine.parallelism.pipeline"
+    " * self.engine.parallelism.data == self.gpusPerInstance"
+    " : self.gpusPerInstance % (self.engine.parallelism.pipeline * self.engine.parallelism.data) == 0",
+    "engine.parallelism must use all GPUs of an instance: tensor * pipeline * data = gpusPerInstance",
+    holds=lambda spec: _uses_all_gpus(spec.engine.parallelism, spec.gpus_per_instance),
+)
+@rule(
+    "self.nodesPerInstance == 1 || self.engine.parallelism.data == 1",
+    "engine.parallelism.data must be 1 where nodesPerInstance is above 1: only the first node answers requests",
+    holds=lambda spec: spec.nodes_per_instance == 1 or spec.engine.parallelism.data == 1,
+)
 class PoolSpec(Ruled):
     """The part of the spec that every pool has."""
 
@@ -133,6 +154,8 @@ class PoolSpec(Ruled):
     """Which nodes the instances run on."""
     engine: EngineSpec
     """The inference engine."""
+    network: NetworkSpec = NetworkSpec()
+    """The address at which instances offer their KV cache."""
     pod_template: PodTemplate = PodTemplate()
     """Overrides of the instances' pod template, merged last."""
     rollout: RolloutSpec = RolloutSpec()

@@ -43,6 +43,9 @@ class PrfaaSClusterStatus(ApiModel):
     """Hash of what must be equal at both ends for KV cache to be usable."""
     endpoints: Count | None = None
     """Prefill endpoints published to peers."""
+    warm_up_seconds: Count | None = None
+    """Seconds from the start of an engine's container until it is ready: the median of the instances that run.
+    Rewritten only when it moves by more than a tenth."""
     conditions: Conditions = ()
     """Observations, one per type."""
 
