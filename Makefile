@@ -51,10 +51,12 @@ venv: system
 toolchain: venv
 	@$(BIN)/python -m e2e.datacenters build
 
-# Public clients and routers that the tests run, each in an environment of its own in the cache (e2e/environments.py).
+# Public clients and routers that the tests run, each in an environment of its own in the cache (e2e/environments.py),
+# and vLLM's source, whose parser reads what we render (e2e/vllm_source.py).
 .PHONY: clients
 clients: venv
 	@$(BIN)/python -m e2e.environments
+	@$(BIN)/python -m e2e.vllm_source >/dev/null
 
 .PHONY: demo
 demo: toolchain ## two datacenters, the operator in both, real requests (TRACE=file replays a Mooncake-format trace)
@@ -101,7 +103,7 @@ crds: venv ## write crds/ and the CRD chart from the models
 lock: venv ## resolve the dependencies again (UPGRADE=--upgrade takes newer versions)
 	@for kind in "runtime --extra envoy" "dev --extra envoy --extra dev"; do set -- $$kind; name=$$1; shift; \
 	  $(BIN)/uv pip compile pyproject.toml "$$@" --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o locks/$$name.txt; done
-	@for file in locks/clients/*.in; do \
+	@for file in locks/*.in locks/clients/*.in; do \
 	  $(BIN)/uv pip compile $$file --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o $${file%.in}.txt; done
 
 .PHONY: clean-cache

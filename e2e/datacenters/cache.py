@@ -28,7 +28,7 @@ TOOLCHAIN = HERE / "toolchain"
 NODE_FILES = HERE / "node"
 
 UNUSED_DAYS = 14
-ENTRY = re.compile(r"([0-9a-f]{12}|debian-[0-9a-f]{12}|env-[0-9a-f]{12}|node-[0-9a-f]{12})")
+ENTRY = re.compile(r"([0-9a-f]{12}|debian-[0-9a-f]{12}|env-[0-9a-f]{12}|node-[0-9a-f]{12}|vllm-[0-9a-f]{12})")
 """Names of entries that are made again when they are missing."""
 
 Log = Callable[[str], None]
