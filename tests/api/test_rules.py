@@ -100,11 +100,122 @@ def of_both_pools(kind: str) -> list[Case]:
         ),
         Case(kind, BAD_DURATION, {"spec.engine.startupDeadline": "90s"}, {"spec.engine.startupDeadline": "1.5h"}),
         *of_models(kind),
+        *of_engines(kind),
         Case(
             kind,
             BAD_QUANTITY,
             {"spec.engine.resources.requests.cpu": "1500m"},
             {"spec.engine.resources.requests.cpu": "-1"},
+        ),
+    ]
+
+
+def of_engines(kind: str) -> list[Case]:
+    """Rules about engines and the network of their KV cache."""
+    image = {"image": "registry.example/engine:1"}
+    all_gpus = "engine.parallelism must use all GPUs of an instance: tensor * pipeline * data = gpusPerInstance"
+    lease_of_nixl = "kvLease is a setting of vLLM's NIXL connector: leave it out for other engines and connectors"
+    no_limits = (
+        "SGLang has no queue limits where prefill and decode are apart: leave maxQueuedRequests and maxQueuedTokens out"
+    )
+    one_copy = (
+        "engine.parallelism.data must be 1 where nodesPerInstance is above 1: only the first node answers requests"
+    )
+    with_secondary = "attachment and interface go with exposure Secondary, and only with it"
+    second = {"exposure": "Secondary", "attachment": "line", "interface": "net1"}
+    return [
+        Case(
+            kind,
+            "kvEvents needs prefixCaching: the events are about the blocks of the prefix cache",
+            {"spec.engine": {**image, "prefixCaching": False, "kvEvents": False}},
+            {"spec.engine": {**image, "prefixCaching": False}},
+        ),
+        Case(
+            kind,
+            "kvLease must be at least 30s: three times the 10s after which routers leave a silent instance",
+            {"spec.engine.kvLease": "30s"},
+            {"spec.engine.kvLease": "29s"},
+        ),
+        Case(
+            kind,
+            lease_of_nixl,
+            {"spec.engine": {**image, "kvLease": "1m"}},
+            {"spec.engine": {**image, "kvLease": "1m", "connector": "Mooncake"}},
+        ),
+        Case(
+            kind,
+            lease_of_nixl,
+            {"spec.engine": {**image, "kind": "SGLang"}},
+            {"spec.engine": {**image, "kvLease": "1m", "kind": "SGLang"}},
+        ),
+        Case(
+            kind,
+            "lanes are TCP connections: leave them out for transport RDMA",
+            {"spec.engine": {**image, "lanes": 4}},
+            {"spec.engine": {**image, "lanes": 4, "transport": "RDMA"}},
+        ),
+        Case(
+            kind,
+            no_limits,
+            {"spec.engine": {**image, "maxQueuedRequests": 4}},
+            {"spec.engine": {**image, "maxQueuedRequests": 4, "kind": "SGLang"}},
+        ),
+        Case(
+            kind,
+            no_limits,
+            {"spec.engine": {**image, "maxQueuedTokens": 4}},
+            {"spec.engine": {**image, "maxQueuedTokens": 4, "kind": "SGLang"}},
+        ),
+        Case(
+            kind,
+            all_gpus,
+            {"spec.engine.parallelism": {"tensor": 4, "pipeline": 4}},
+            {"spec.engine.parallelism": {"tensor": 4, "pipeline": 2}},
+        ),
+        Case(kind, all_gpus, {"spec.engine.parallelism": {}}, {"spec.engine.parallelism": {"pipeline": 3}}),
+        Case(
+            kind,
+            one_copy,
+            {"spec.engine.parallelism": {"data": 2}, "spec.nodesPerInstance": 1},
+            {"spec.engine.parallelism": {"data": 2}},
+        ),
+        Case(kind, with_secondary, {"spec.network": second}, {"spec.network": {**second, "exposure": "PodIP"}}),
+        Case(kind, with_secondary, {"spec.network": {}}, {"spec.network": {"interface": "net1"}}),
+        Case(
+            kind,
+            with_secondary,
+            {"spec.network": {"exposure": "HostNetwork"}},
+            {"spec.network": {"exposure": "Secondary", "attachment": "line"}},
+        ),
+        Case(
+            kind,
+            "should match '^[a-z0-9][a-z0-9_]*$'",
+            {"spec.engine.kvCacheDtype": "fp8_e4m3"},
+            {"spec.engine.kvCacheDtype": "FP8"},
+        ),
+        Case(
+            kind,
+            "should match '^[A-Za-z][A-Za-z0-9_]*$'",
+            {"spec.engine.attentionBackend": "FLASH_ATTN_MLA"},
+            {"spec.engine.attentionBackend": "FLASH-ATTN"},
+        ),
+        Case(
+            kind,
+            "should match '^[A-Za-z0-9][-A-Za-z0-9_.]*$'",
+            {"spec.network.interface": "eth0.100"},
+            {"spec.network.interface": "net/1"},
+        ),
+        Case(
+            kind,
+            "should match '^([a-z0-9][-a-z0-9]*/)?[a-z0-9][-a-z0-9.]*$'",
+            {"spec.network.attachment": "line"},
+            {"spec.network.attachment": "a/b/c"},
+        ),
+        Case(
+            kind,
+            "Duplicate value",
+            {"spec.engine.imagePullSecrets": [{"name": "a"}]},
+            {"spec.engine.imagePullSecrets": [{"name": "a"}, {"name": "a"}]},
         ),
     ]
 

@@ -43,6 +43,12 @@ PORT_HTTP = 8000
 """Default port of an engine's HTTP server."""
 PORT_KV = 5600
 """Port of an engine's NIXL side channel; KV bytes cross the line on it (VLLM_NIXL_SIDE_CHANNEL_PORT)."""
+PORT_BOOTSTRAP = 8998
+"""Port on which a prefill instance with the Mooncake connector, or with SGLang, says where its KV cache is."""
+PORT_KV_EVENTS = 5557
+"""Port on which an engine publishes KV events; data parallel rank n on the nth port after it."""
+PORT_KV_REPLAY = 5657
+"""Port on which an engine replays KV events that were missed; ranks as above, clear of the side channel's."""
 PORT_ROUTER = 8080
 """Port of the router's Envoy for clients."""
 PORT_ROUTER_ADMIN = 8081

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 from prfaas.api.base import ApiModel
 from prfaas.api.common import Args, Env, ImagePullPolicy, OwnName, Resources, Tokens, unique_by
 from prfaas.api.conditions import Conditions
-from prfaas.api.pool import EngineSpec, Instances, PoolSpec
+from prfaas.api.engine import EngineSpec
+from prfaas.api.pool import Instances, PoolSpec
 from prfaas.api.prfaas_cluster import Count, Generation
 from prfaas.api.resource import AGE_COLUMN, READY_COLUMNS, ApiObject, Column, Resource, Scale
 from prfaas.api.rules import Ruled, rule

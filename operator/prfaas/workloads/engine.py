@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from prfaas.api import labels
 from prfaas.api.common import EnvVar, duration_seconds
+from prfaas.api.engine import EngineSpec
 from prfaas.api.pd_cluster import PDClusterSpec
-from prfaas.api.pool import EngineSpec, PoolSpec
+from prfaas.api.pool import PoolSpec
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Object, digest
 
@@ -49,7 +50,7 @@ def engine_of(spec: PoolSpec, role: str) -> EngineSpec:
 def command_line(spec: PoolSpec, role: str, *, node_rank: str | None = None, headless: bool = False) -> list[str]:
     """The whole command. `node_rank` is given for instances that span nodes; a `headless` node has no HTTP server."""
     engine = engine_of(spec, role)
-    words = [*engine.command, spec.model.name]
+    words = [*engine.command_words, spec.model.name]
     words += ["--served-model-name", spec.model.client_name]
     words += ["--revision", spec.model.revision]
     words += ["--port", str(engine.port)]
@@ -91,8 +92,8 @@ def container(spec: PoolSpec, role: str, *, node_rank: str | None = None, headle
         "name": CONTAINER,
         "image": engine.image,
         "imagePullPolicy": engine.image_pull_policy,
-        "command": command[: len(engine.command)],
-        "args": command[len(engine.command) :],
+        "command": command[: len(engine.command_words)],
+        "args": command[len(engine.command_words) :],
         "env": _environment(engine.env),
         "resources": _resources(spec, engine),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
