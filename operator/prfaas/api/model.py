@@ -1,7 +1,7 @@
 """Where a pool's model comes from, and where it is kept: the part of `spec.model` that brings it to the engine.
 
-A source is one text, `hf://ORG/NAME`, `s3://BUCKET/PREFIX` or `pvc://CLAIM/PATH`. The first two are fetched, into a cache
-that outlives the pods or is theirs alone; a claim is mounted as it is.
+A source is one text, `hf://ORG/NAME`, `s3://BUCKET/PREFIX` or `pvc://CLAIM/PATH`. The first two are fetched, into a
+cache that outlives the pods or is theirs alone; a claim is mounted as it is.
 """
 
 from __future__ import annotations
