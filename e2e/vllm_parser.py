@@ -2,7 +2,8 @@
 
 Run by the Python of `e2e/vllm_source.py`'s environment, with the unpacked source as its argument. It prints one line
 when it is ready. Then each line of standard input is a JSON list of the words after `vllm serve`, answered by one line:
-`{"values": {...}}`, every option as vLLM's code gets it, or `{"status": 2, "error": "..."}`, vLLM's refusal.
+`{"values": {...}}`, every option as vLLM's code gets it, or `{"status": 2, "error": "..."}`, vLLM's refusal. The line
+`null` asks for the options that there are.
 
 The parser makes its options from vLLM's configuration classes, and those live in modules that import torch and many
 more packages. Nothing of them is used while options are parsed, so a module whose every attribute is an inert class
@@ -147,11 +148,12 @@ class RealParser:
         self._command = serve.ServeSubcommand()
         self._engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
         self._parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
-        self._command.subparser_init(self._parser.add_subparsers(dest="subparser"))
+        self._serve = self._command.subparser_init(self._parser.add_subparsers(dest="subparser"))
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """What vLLM makes of the words, or how it refuses them: 2 the parser, 1 what is checked after it."""
         said = io.StringIO()
+        values = None
         try:
             with contextlib.redirect_stderr(said):
                 parsed = self._parser.parse_args(["serve", *words])
@@ -163,8 +165,16 @@ class RealParser:
             usage, _, reason = said.getvalue().rpartition("error: ")
             return {"status": error.code, "error": reason.strip() or usage}
         except Exception as error:  # noqa: BLE001  # whatever vLLM's process would end with
-            return {"status": 1, "error": f"{type(error).__name__}: {error}"}
+            return {"status": 1, "error": f"{type(error).__name__}: {error}", "values": values}
         return {"values": values}
+
+    def options(self) -> dict[str, Any]:
+        """Every option: all its forms, also those that the help does not show, and what it is without them."""
+        found: dict[str, Any] = {}
+        for action in self._serve._actions:
+            flags = [flag for flag, taken_by in self._serve._option_string_actions.items() if taken_by is action]
+            found[action.dest] = {"flags": flags, "default": plain(action.default)}
+        return {dest: option for dest, option in found.items() if dest != "help"}
 
 
 def plain(value: Any) -> Any:
@@ -187,7 +197,8 @@ def main() -> None:
     parser = RealParser(Path(sys.argv[1]))
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(parser.read(json.loads(line))), file=answers, flush=True)
+        words = json.loads(line)
+        print(json.dumps(parser.options() if words is None else parser.read(words)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

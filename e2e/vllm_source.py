@@ -39,7 +39,8 @@ class Parsed:
     """What vLLM makes of a command line: values, or a refusal."""
 
     values: dict[str, Any] | None = None
-    """Every option by its name in vLLM's code; enumerations by name, configuration classes as maps."""
+    """Every option by its name in vLLM's code; enumerations by name, configuration classes as maps. None when the
+    parser refuses."""
     error: str = ""
     status: int = 0
     """Exit status of the process: 2 when the parser refuses, 1 when a later check does."""
@@ -47,6 +48,7 @@ class Parsed:
     def __getitem__(self, option: str) -> Any:
         """One value. Raises AssertionError with vLLM's words when the line was refused."""
         assert self.values is not None, f"vLLM refuses the command line: {self.error}"
+        assert not self.status, f"vLLM refuses the command line: {self.error}"
         return self.values[option]
 
 
@@ -120,10 +122,18 @@ class VllmParser:
 
     def parse(self, words: Sequence[str]) -> Parsed:
         """What `vllm serve` would make of these words (without `vllm serve`)."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(list(words)) + "\n")
-        self._process.stdin.flush()
+        self._ask(list(words))
         return Parsed(**self._answer())
+
+    def options(self) -> dict[str, Any]:
+        """Every option by its name in vLLM's code: its `flags`, and its `default`."""
+        self._ask(None)
+        return self._answer()
+
+    def _ask(self, request: list[str] | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -143,7 +153,7 @@ def main(words: Sequence[str]) -> int:
     except DatacentersError as error:
         say(f"error: {error}")
         return 1
-    if parsed.values is None:
+    if parsed.error:
         say(parsed.error)
     else:
         print(json.dumps(parsed.values, indent=2))
