@@ -44,9 +44,10 @@ from prfaas.operator.verdicts import (
 )
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
+from prfaas.workloads.assignment import Step
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import Owner
-from prfaas.workloads.router import router_name
+from prfaas.workloads.router import RouterSettings, router_name
 
 ROUTER_RETRY_SECONDS = 5.0
 """When to ask a router again that runs but does not use the policy yet."""
@@ -59,17 +60,15 @@ async def reconcile(world: World, key: Key) -> Result:
         return Result()
     live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
-    prefill = spec.pool.prefill_instances()
-    desired = {labels.ROLE_PREFILL: prefill, labels.ROLE_DECODE: spec.pool.instances - prefill}
+    desired = counts(cluster)
     took = await pools.take_step(
         world,
         owner,
         spec,
         desired,
-        build=lambda children, step: wanted.pd_cluster(
-            owner,
-            spec,
-            step.apply,
+        build=lambda children, step: build(
+            cluster,
+            step,
             world.config.routers,
             wanted_policy(cluster, _committed(children), world.epoch, world.routers.newest(owner.uid)),
         ),
@@ -119,6 +118,18 @@ async def reconcile(world: World, key: Key) -> Result:
     waits = [exchange.RETRY_SECONDS] if not published.ok else []
     waits += [ROUTER_RETRY_SECONDS] if len(synced) < len(addresses) and not frozen else []
     return took.finish(*waits)
+
+
+def counts(cluster: PDCluster) -> dict[str, int]:
+    """Instances that there should be, by role."""
+    pool = cluster.spec.pool
+    prefill = pool.prefill_instances()
+    return {labels.ROLE_PREFILL: prefill, labels.ROLE_DECODE: pool.instances - prefill}
+
+
+def build(cluster: PDCluster, step: Step, routers: RouterSettings, policy: RoutingPolicy) -> list[Object]:
+    """The objects wanted after a step. Raises SpecError."""
+    return wanted.pd_cluster(Owner.of(cluster), cluster.spec, step.apply, routers, policy)
 
 
 def remote_prefill(cluster: PDCluster, links: Sequence[tuple[str, Object | None]]) -> Verdict:

@@ -105,6 +105,27 @@ async def read(world: World, owner: Owner, spec: PoolSpec, kinds: Sequence[Resou
     return Children(owner, tuple(objects), tuple(pods), leftovers)
 
 
+@dataclass(frozen=True)
+class Intent:
+    """What a pool wants, given its children as they are."""
+
+    revisions: Mapping[str, str]
+    step: Step
+    objects: tuple[Object, ...]
+
+
+def intend(
+    children: Children,
+    spec: PoolSpec,
+    counts: Mapping[str, int],
+    build: Callable[[Children, Step], list[Object]],
+) -> Intent:
+    """The next step, and the objects wanted after it. Pure: `prfaas render` shows the same. Raises SpecError."""
+    revisions = wanted.revisions(children.owner, spec)
+    step = next_step(children, spec, counts, revisions)
+    return Intent(revisions, step, tuple(build(children, step)))
+
+
 def next_step(children: Children, spec: PoolSpec, counts: Mapping[str, int], revisions: Mapping[str, str]) -> Step:
     """The instance plan's next step."""
     target = Wanted(counts, revisions)
@@ -183,14 +204,12 @@ async def take_step(
     """
     children = await read(world, owner, spec, kinds)
     try:
-        revisions = wanted.revisions(owner, spec)
-        step = next_step(children, spec, counts, revisions)
-        objects = build(children, step)
+        intent = intend(children, spec, counts, build)
     except SpecError as error:
         return Took(children, None, {}, spec_obstacle(error))
     if spec.paused:
-        return Took(children, step, revisions, None)
-    todo = difference(children, objects, step)
+        return Took(children, intent.step, intent.revisions, None)
+    todo = difference(children, intent.objects, intent.step)
     outcome = await world.appliers[owner.kind].execute(todo, owner=owner.selector)
     obstacle = write_obstacle(outcome.failed.values())
     waits = [await remove_overdue(world, children)]
@@ -200,8 +219,8 @@ async def take_step(
         waits.append(OBSTACLE_SECONDS)
     return Took(
         children=children.after(outcome),
-        step=step,
-        revisions=revisions,
+        step=intent.step,
+        revisions=intent.revisions,
         obstacle=obstacle,
         retry=next(iter(outcome.failed.values()), None),
         again_after=min((wait for wait in waits if wait is not None), default=None),

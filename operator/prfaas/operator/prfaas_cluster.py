@@ -5,12 +5,13 @@ from __future__ import annotations
 from prfaas.api import labels
 from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
-from prfaas.kube.resources import Key
+from prfaas.kube.resources import Key, Object
 from prfaas.operator import exchange, pools
 from prfaas.operator.report import report
 from prfaas.operator.verdicts import conditions, pods_placed, serving, summary
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
+from prfaas.workloads.assignment import Step
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import Owner
 
@@ -26,8 +27,8 @@ async def reconcile(world: World, key: Key) -> Result:
         world,
         owner,
         spec,
-        {labels.ROLE_PREFILL: spec.instances},
-        build=lambda children, step: wanted.prfaas_cluster(owner, spec, step.apply),
+        counts(cluster),
+        build=lambda _children, step: build(cluster, step),
     )
     seen = took.children.instances
     published = await exchange.publish(world, cluster, paused=spec.paused or took.step is None)
@@ -58,6 +59,16 @@ async def reconcile(world: World, key: Key) -> Result:
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
     return took.finish() if published.ok else took.finish(exchange.RETRY_SECONDS)
+
+
+def counts(cluster: PrfaaSCluster) -> dict[str, int]:
+    """Instances that there should be, by role."""
+    return {labels.ROLE_PREFILL: cluster.spec.instances}
+
+
+def build(cluster: PrfaaSCluster, step: Step) -> list[Object]:
+    """The objects wanted after a step. Raises SpecError."""
+    return wanted.prfaas_cluster(Owner.of(cluster), cluster.spec, step.apply)
 
 
 def exported(published: exchange.Published) -> Verdict:
