@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.worker.blocks import BlockPool, no_blocks
+from prfaas.worker.hashing import Chain, Hasher
+from prfaas.worker.prefix import PrefixCache
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence, State
 from tests.worker.rig import profile
 
@@ -26,9 +28,19 @@ def sequence(name: str, prompt: int = 1_000, tokens: int = 3, at: float = 0, **f
     return Sequence(name, prompt, tokens, at, **fields)
 
 
+def chain(text: str) -> Chain:
+    """The blocks of a prompt."""
+    return Chain(Hasher("sha256", 16, python_hash_seed=None, random_seed=b""), text.encode())
+
+
 def times(events: list[Advanced]) -> list[tuple[float, str, int]]:
     """When which request gained how many tokens."""
     return [(round(event.at, 6), event.sequence.request_id, event.tokens) for event in events if event.tokens]
+
+
+def transfers(events: list[Advanced]) -> list[str]:
+    """Who may start its transfer."""
+    return [event.sequence.request_id for event in events if event.start_transfer]
 
 
 def test_first_token_with_the_prefill_then_one_per_step() -> None:
@@ -69,7 +81,7 @@ def test_a_step_is_as_long_as_its_batch_and_requests_join_at_borders() -> None:
     model.advance(2.05)
     late = sequence("b", tokens=2, at=2.05, kv_from_remote=True)
     model.submit(late, 2.05)
-    assert [event.start_transfer for event in model.advance(2.05)] == [True]
+    assert transfers(model.advance(2.05)) == ["b"]
     model.kv_arrived(late, 2.06)
     assert times(model.advance(20)) == [
         (2.1, "a", 1),
@@ -106,7 +118,7 @@ def test_a_full_batch_holds_back_transfers() -> None:
     model.submit(waits, 0)
     assert not any(event.start_transfer for event in model.advance(2.05))
     assert model.fetch_stages() == (1, 0, 0)
-    assert [event.start_transfer for event in model.advance(2.2)] == [False, True]
+    assert transfers(model.advance(2.2)) == ["b"]
     assert model.fetch_stages() == (0, 1, 0)
 
 
@@ -126,14 +138,101 @@ def test_transfers_in_progress_take_no_slot_and_wait_for_one_when_done() -> None
 
 def test_requests_wait_for_blocks_in_order() -> None:
     model = scheduler(blocks=10)
-    model.submit(sequence("a", prompt=100, tokens=20), 0)  # 8 of 10 blocks
+    model.submit(sequence("a", prompt=100, tokens=20), 0)  # 7 of 10 blocks
     model.submit(sequence("b", prompt=100, tokens=20), 0)
     model.submit(sequence("c", prompt=10, tokens=1), 0)
-    assert (model.running, len(model.queue)) == (1, 2), "c would fit, but b is first"
     model.advance(2.9)
-    assert len(model.queue) == 2
+    assert (model.running, len(model.queue)) == (1, 2), "c would fit, but b is first"
     model.advance(3.1)  # a, prefilled at 1.1, is done at 3.0
     assert len(model.queue) == 1
+
+
+def test_a_request_takes_blocks_as_its_answer_grows() -> None:
+    pool = BlockPool(10, 16)
+    model = Scheduler(profile(), pool, 4, 1)
+    model.submit(sequence("a", prompt=30, tokens=20), 0)  # prefilled at 1.03
+    used = []
+    for now in (0, 1.05, 1.15, 1.25, 1.35):
+        model.advance(now)
+        used.append(pool.used)
+    assert used == [2, 2, 2, 3, 3], "of the token made last there is no KV yet"
+
+
+def test_who_came_last_makes_room_and_is_computed_again() -> None:
+    pool = BlockPool(4, 16)
+    model = Scheduler(profile(), pool, 4, 1)
+    first, second = sequence("first", prompt=31, tokens=30), sequence("second", prompt=16, tokens=20)
+    model.submit(first, 0)  # has three blocks from 1.131 on, when `second` has the fourth
+    model.submit(second, 0)  # needs another to join the step of 2.131
+    events = model.advance(60)
+    preempted = [(round(event.at, 3), event.sequence.request_id) for event in events if event.preempted]
+    assert preempted == [(2.131, "second")]
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    gained = [round(event.at, 3) for event in events if event.sequence is second and event.tokens]
+    assert len(gained) == 20
+    # `first` is done at 3.931; prompt and first token of `second` are 17 tokens to prefill.
+    assert gained[:3] == [2.047, 4.948, 5.048]
+    assert pool.used == 0
+
+
+def test_the_least_urgent_makes_room_and_the_most_urgent_goes_first() -> None:
+    model = Scheduler(profile(), BlockPool(4, 16), 4, 1, by_priority=True)
+    made = [sequence(name, 20, 15, at, priority=priority) for name, at, priority in (("a", 0, 5), ("b", 0.1, 1))]
+    late = [sequence(name, 20, 1, at, priority=priority) for name, at, priority in (("c", 0.2, 2), ("d", 0.3, 0))]
+    for each in (*made, *late):
+        model.submit(each, each.arrived)
+    assert [each.request_id for each in model.queue] == ["d", "b", "c"]
+    events = model.advance(60)
+    assert {event.sequence.request_id for event in events if event.preempted} == {"a"}
+    assert times(events)[0][1] == "a", "a runs, and is not stopped for who is more urgent"
+
+
+def test_a_prefill_goes_in_chunks_and_is_as_long_as_in_one() -> None:
+    model = Scheduler(profile(), BlockPool(1_000, 16), 4, 1, chunk_tokens=300)
+    model.submit(sequence("a", tokens=1), 0)
+    ends, events = [], list[Advanced]()
+    while (end := model.next_event()) is not None:
+        ends.append(round(end, 6))
+        events += model.advance(end)
+    assert ends == [1.3, 1.6, 1.9, 2.0]
+    assert times(events) == [(2, "a", 1)]
+
+
+def test_what_the_cache_has_is_not_computed_again() -> None:
+    pool = BlockPool(1_000, 16)
+    model = Scheduler(profile(), PrefixCache(pool), 4, 1)
+    text = "word" * 1_000
+    first, second, other = (sequence(name, tokens=1) for name in ("first", "second", "other"))
+    first.chain, second.chain, other.chain = chain(text), chain(text), chain("else" + text[4:])
+    for each in (first, second, other):
+        model.submit(each, 0)
+    # T(1000|992) = 1 + 0.008: the last block holds the last token, which is always computed.
+    assert times(model.advance(9)) == [(2, "first", 1), (3.008, "second", 1), (5.008, "other", 1)]
+    assert [each.local_hit for each in (first, second, other)] == [0, 992, 0]
+
+
+def test_chunks_that_are_done_are_found_while_the_rest_is_not() -> None:
+    model = Scheduler(profile(), PrefixCache(BlockPool(1_000, 16)), 4, 1, chunk_tokens=160)
+    first, second = sequence("first", tokens=1), sequence("second", tokens=1)
+    first.chain, second.chain = chain("word" * 1_000), chain("word" * 1_000)
+    model.submit(first, 0)
+    model.advance(1.4)  # two chunks of 0.16 s, after the second that every prefill takes
+    model.stop(first, 1.4)
+    model.submit(second, 1.4)
+    assert times(model.advance(9)) == [(1.4 + 1 + 0.68, "second", 1)]
+    assert second.local_hit == 320
+
+
+def test_answers_are_found_too() -> None:
+    model = Scheduler(profile(), PrefixCache(BlockPool(1_000, 16)), 4, 1)
+    first = sequence("first", prompt=16, tokens=33)
+    first.chain, first.next_words = chain("word" * 16), lambda count: [" abc"] * count
+    model.submit(first, 0)
+    model.advance(9)
+    second = sequence("second", prompt=64, tokens=1, at=9)
+    second.chain = chain("word" * 16 + " abc" * 33 + "more" * 15)
+    model.submit(second, 9)
+    assert second.local_hit == 48, "the KV of the token made last was never computed"
 
 
 def test_blocks_of_a_lease_are_kept_until_they_are_given_back() -> None:
@@ -212,12 +311,20 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("attention", [None, "full", "hybrid"])
 @settings(max_examples=60)
-@given(actions=ACTIONS, blocks=st.integers(20, 60))
-def test_nothing_is_lost_whatever_happens(actions: list[tuple[str, int, int, float]], blocks: int) -> None:
+@given(actions=ACTIONS, blocks=st.integers(20, 60), chunk=st.sampled_from([None, 32, 100]), by_priority=st.booleans())
+def test_nothing_is_lost_whatever_happens(
+    attention: str | None,
+    actions: list[tuple[str, int, int, float]],
+    blocks: int,
+    chunk: int | None,
+    by_priority: bool,
+) -> None:
     """Blocks are conserved, limits hold, events are in time order, who is not stopped gets all its tokens."""
     pool = BlockPool(blocks, 16)
-    model = Scheduler(profile(), pool, 3, 1)
+    cache = PrefixCache(pool, hybrid=attention == "hybrid")
+    model = Scheduler(profile(), cache, 3, 1, chunk_tokens=chunk, by_priority=by_priority)
     now, made = 0.0, list[Sequence]()
     gained, stopped, transferring = defaultdict[str, int](int), set[Sequence](), list[Sequence]()
     last = 0.0
@@ -231,8 +338,10 @@ def test_nothing_is_lost_whatever_happens(actions: list[tuple[str, int, int, flo
             if event.start_transfer and event.sequence not in stopped:
                 transferring.append(event.sequence)
         assert model.running <= 3
-        held = sum(len(each.blocks) for each in made)
-        assert pool.used == held <= pool.total
+        held = {block for each in made for block in each.blocks}
+        assert pool.used == len(held) <= pool.total
+        if attention is None:
+            assert len(held) == sum(len(each.blocks) for each in made)
 
     def end_leases() -> None:
         for each in made:
@@ -245,12 +354,13 @@ def test_nothing_is_lost_whatever_happens(actions: list[tuple[str, int, int, flo
         now += delay
         collect()
         if action in ("local", "lease", "remote"):
-            made.append(
-                sequence(
-                    str(number), prompt, tokens, now, kv_from_remote=action == "remote", holds_kv=action == "lease"
-                )
+            each = sequence(
+                str(number), prompt, tokens, now, kv_from_remote=action == "remote", holds_kv=action == "lease"
             )
-            model.submit(made[-1], now)
+            each.priority, each.next_words = prompt % 3, lambda count: ["word"] * count
+            each.chain = chain("word" * prompt) if attention else None
+            made.append(each)
+            model.submit(each, now)
         elif action == "arrive" and transferring:
             model.kv_arrived(transferring.pop(0), now)
         elif action == "fail" and transferring:

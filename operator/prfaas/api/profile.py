@@ -75,6 +75,16 @@ class PrefillProfile(ApiModel):
         assert self.points is not None
         return _interpolate([(p.tokens, p.seconds) for p in self.points], tokens)
 
+    def remaining_seconds(self, tokens: int, cached: int) -> float:
+        """T(l|x): the prefill of `tokens` tokens of which the first `cached` are there already, seconds.
+
+        T(l) - T(x) + T(0): what the cached tokens would have cost is saved, what every prefill costs is not. With the
+        quadratic this is a + b * (l-x)/1000 + c * (l^2-x^2)/10^6: the new tokens attend to all before them.
+        """
+        if not cached:
+            return self.seconds(tokens)
+        return self.seconds(tokens) - self.seconds(cached) + self.seconds(0)
+
 
 class KVProfile(ApiModel):
     """Size of the KV cache that a prompt leaves, over all GPUs of the instance."""

@@ -78,8 +78,10 @@ class Metrics:
             by_source.labels(model_name, ENGINE, source)
             for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
         )
-        for name in ("prompt_tokens_cached", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"):
-            self._counter(name, "Zero: this worker has no prefix cache and never preempts.")
+        self.prompt_cached = self._counter("prompt_tokens_cached", "Prompt tokens that were not computed here.")
+        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked for in the prefix cache.")
+        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self.preempted = self._counter("num_preemptions", "Requests that gave up their blocks for others.")
         for name in ("mm_cache_queries", "mm_cache_hits"):
             self._counter(name, "Zero: this worker reads text only.")
         self.external_queries = self._counter("external_prefix_cache_queries", "Tokens looked for at a peer.")
@@ -113,7 +115,9 @@ class Metrics:
         )
         self.params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", tokens)
         self.params_n = self._histogram("request_params_n", "n asked for.", (1, 2, 5, 10, 20))
-        self.preemptions = self._histogram("request_num_preemptions", "Zero: never.", (1, 2, 3, 4, 5, 10, 20))
+        self.preemptions = self._histogram(
+            "request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)
+        )
         self.prefill_computed = self._histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens whose KV was computed here.", tokens
         )

@@ -1,27 +1,33 @@
 """When a worker does what: one prefill at a time, decode in steps, waiting requests in queues. No I/O, no clock.
 
-A state machine over two events, the end of the running prefill and the end of the running decode step. `advance(now)`
-plays all that are due, each at its own time, so that a late caller does not slow the model down.
+A state machine over two events, the end of the running prefill's chunk and the end of the running decode step.
+`advance(now)` plays all that are due, each at its own time, so that a late caller does not slow the model down.
 
-* A request with a prompt to compute waits in `queue` until the prefill unit, a slot and its blocks are free. Its first
-  token comes with the end of its prefill.
+* A request with a prompt to compute waits in `queue` until the prefill unit, a slot and the blocks of its whole prompt
+  are free. What the prefix cache has of it is not computed again. A prefill goes in chunks; others may reuse the blocks
+  of a chunk once it is done. The first token comes with the end of the last chunk.
 * A request whose KV comes from elsewhere waits in `fetching`: its transfer may start as soon as a slot and its blocks
   are free (so a full batch holds back transfers, as in vLLM), but it takes the slot only when the bytes are here. Its
   first token comes with its first step.
 * A decode step lasts as long as the profile says for its batch. Requests join at step borders.
+* A request takes the blocks of its answer as it grows. Where none are left, the running request that came last (with
+  priorities: the least urgent) is preempted: it gives up its blocks and is computed again, answer so far included.
 
-Prefill and decode of one instance do not slow each other here; with chunked prefill they do, a little. Blocks for the
-whole prompt and answer are taken before a request starts, so that nothing is ever preempted.
+Prefill and decode of one instance do not slow each other here; with chunked prefill they do, a little.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prfaas.api.profile import Profile
 from prfaas.worker.blocks import BlockPool, Blocks, no_blocks
+from prfaas.worker.hashing import Chain
+from prfaas.worker.prefix import Hit, PrefixCache
 
 
 class State(enum.Enum):
@@ -35,6 +41,10 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
+def _no_words(count: int) -> list[str]:
+    return []
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request as the scheduler sees it. Times are the scheduler's clock."""
@@ -46,42 +56,89 @@ class Sequence:
     kv_from_remote: bool = False
     holds_kv: bool = False
     """Its blocks are not freed when it is finished: a lease takes them over."""
+    priority: int = 0
+    """Lower is more urgent; without effect under the policy `fcfs`."""
+    chain: Chain | None = None
+    """None: nothing of it is found in the prefix cache, or by others."""
+    reads_cache: bool = True
+    next_words: Callable[[int], list[str]] = _no_words
+    """The next so many tokens of the answer, as it grows."""
     state: State = State.QUEUED
     blocks: Blocks = field(default_factory=no_blocks)
+    registered: int = 0
+    """Blocks from the start that others may find."""
+    junction: int = 0
+    computed: int = 0
+    """Tokens whose KV is here."""
+    found: int = 0
+    """Tokens that the prefix cache had when the request was admitted last."""
+    local_hit: int = 0
+    """The same, when it was admitted first: what usage and metrics report."""
+    admitted: int = 0
+    """How many were admitted before it, counting itself; 0: not yet."""
+    preemptions: int = 0
     started: float | None = None
     """When it got its slot: its prefill began, or, with KV from elsewhere, it joined the batch."""
+    begun: float = 0.0
+    """When the prefill that runs now began."""
     generated: int = 0
     transferring: bool = False
     credit: float = 0.0
     """Fraction of a token left over from steps that make more than one."""
+    unhashed: list[str] = field(default_factory=list)
+    """Tokens of the answer that the chain does not know yet."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return self.prompt_tokens + self.generated
 
 
 @dataclass(frozen=True)
 class Advanced:
-    """Something that happened to `sequence` at a time: it may start its transfer, gained tokens, is finished."""
+    """Something that happened to `sequence` at a time: it was admitted, may start its transfer, gained tokens, ..."""
 
     sequence: Sequence
     at: float
     tokens: int = 0
+    admitted: bool = False
     start_transfer: bool = False
+    preempted: bool = False
     finished: bool = False
 
 
 class Scheduler:
     """The model's time on one instance. Every method takes the time now; none goes back."""
 
-    def __init__(self, profile: Profile, pool: BlockPool, max_batch: int, time_scale: float) -> None:
-        self._profile, self._pool, self._scale = profile, pool, time_scale
+    def __init__(
+        self,
+        profile: Profile,
+        cache: PrefixCache | BlockPool,
+        max_batch: int,
+        time_scale: float,
+        *,
+        chunk_tokens: int | None = None,
+        by_priority: bool = False,
+    ) -> None:
+        self._profile, self._scale = profile, time_scale
+        self._cache = PrefixCache(cache) if isinstance(cache, BlockPool) else cache
+        self._pool = self._cache.pool
         self._limit = min(max_batch, profile.decode.max_batch)
+        self._chunk, self._by_priority = chunk_tokens, by_priority
+        self._ahead = math.ceil(profile.decode.tokens_per_step) - 1
         self.queue: deque[Sequence] = deque()
         self.fetching: deque[Sequence] = deque()
         self._ready: deque[Sequence] = deque()
         self._prefilling: Sequence | None = None
         self._prefill_end = 0.0
+        self._chunk_end = 0
         self._decoding: dict[str, Sequence] = {}
         self._batch: list[Sequence] = []
         self._step_end: float | None = None
         self._happened: list[Advanced] = []
+        self._admissions = 0
+        self._too_big: tuple[Sequence, int, int] | None = None
+        """Who did not fit, with how many blocks free and how much to be found: not tried again before there is more."""
 
     @property
     def running(self) -> int:
@@ -108,9 +165,9 @@ class Scheduler:
         self._play(now)
         if sequence.kv_from_remote:
             sequence.state = State.WAITING_FOR_KV
-            self.fetching.append(sequence)
+            self._enqueue(self.fetching, sequence)
         else:
-            self.queue.append(sequence)
+            self._enqueue(self.queue, sequence)
         self._admit(now)
 
     def kv_arrived(self, sequence: Sequence, now: float) -> None:
@@ -118,6 +175,7 @@ class Scheduler:
         self._play(now)
         self.fetching.remove(sequence)
         sequence.state, sequence.transferring = State.KV_READY, False
+        self._computed(sequence, sequence.prompt_tokens, chunk=True)
         self._ready.append(sequence)
         self._admit(now)
 
@@ -125,9 +183,10 @@ class Scheduler:
         """The transfer failed and the policy says to prefill here: to the end of the queue."""
         self._play(now)
         self._forget(sequence)
-        self._free(sequence)
+        self._cache.give_back(sequence)
         sequence.state, sequence.kv_from_remote, sequence.started = State.QUEUED, False, None
-        self.queue.append(sequence)
+        sequence.admitted = 0
+        self._enqueue(self.queue, sequence)
         self._admit(now)
 
     def stop(self, sequence: Sequence, now: float) -> None:
@@ -154,10 +213,21 @@ class Scheduler:
         ends = [end for end in (self._prefill_end if self._prefilling else None, self._step_end) if end is not None]
         return min(ends, default=None)
 
+    def preempt_all(self, now: float) -> None:
+        """Every running request gives up its blocks, so that the prefix cache can be reset."""
+        self._play(now)
+        while self.running:
+            self._preempt(self._victim(), now)
+        self._step_end, self._batch = None, []
+
+    def resume(self, now: float) -> None:
+        """Go on after `preempt_all`."""
+        self._admit(now)
+
     def _play(self, now: float) -> None:
         while (end := self.next_event()) is not None and end <= now:
             if self._prefilling is not None and self._prefill_end <= end:
-                self._end_prefill(end)
+                self._end_chunk(end)
             else:
                 self._end_step(end)
             self._admit(end)
@@ -166,24 +236,99 @@ class Scheduler:
         self._fill_slots(now)
         if self._prefilling is None and self.queue and self.running < self._limit:
             head = self.queue[0]
-            if self._allocate(head):
+            if self._allocate(head, now):
                 self.queue.popleft()
-                head.state, head.started = State.PREFILLING, now
+                head.state, head.begun = State.PREFILLING, now
+                head.started = now if head.started is None else head.started
                 self._prefilling = head
-                self._prefill_end = now + self._profile.prefill.seconds(head.prompt_tokens) / self._scale
+                self._begin_chunk(head)
         for sequence in self.fetching:
             if sequence.transferring:
                 continue
-            if self.running >= self._limit or not self._allocate(sequence):
+            if self.running >= self._limit or not self._allocate(sequence, now):
                 break
             sequence.transferring = True
             self._happened.append(Advanced(sequence, now, start_transfer=True))
         if self._step_end is None and self._decoding:
             self._begin_step(now)
 
+    def _enqueue(self, line: deque[Sequence], sequence: Sequence) -> None:
+        at = len(line)
+        if self._by_priority:
+            place = (sequence.priority, sequence.arrived)
+            while at and place < (line[at - 1].priority, line[at - 1].arrived):
+                at -= 1
+        line.insert(at, sequence)
+
+    def _allocate(self, sequence: Sequence, now: float) -> bool:
+        if self._too_big is not None and self._too_big[0] is sequence:
+            _, free, growth = self._too_big
+            if self._pool.free <= free and self._cache.growth == growth:
+                return False
+        hit = Hit()
+        if sequence.reads_cache:
+            hit = self._cache.find(sequence.chain, sequence.tokens, states_come=sequence.kv_from_remote)
+        if not self._cache.admit(sequence, hit, self._pool.blocks_for(sequence.tokens)):
+            self._too_big = sequence, self._pool.free, self._cache.growth
+            return False
+        self._too_big = None
+        sequence.found = sequence.computed = hit.tokens
+        first_time = not sequence.admitted and not sequence.preemptions
+        self._admissions += 1
+        sequence.admitted = self._admissions
+        if first_time:
+            sequence.local_hit = hit.tokens
+            self._happened.append(Advanced(sequence, now, admitted=True))
+        return True
+
+    def _begin_chunk(self, sequence: Sequence) -> None:
+        """Set where the next chunk of the running prefill ends, and when."""
+        total = sequence.tokens
+        end = total if self._chunk is None else min(total, sequence.computed + self._chunk)
+        stops = self._cache.boundaries(total, sequence.junction)
+        if stops and end < total:
+            # A state exists only where a chunk ends, and is of use only at a block boundary.
+            aligned = end // self._pool.block_size * self._pool.block_size
+            end = aligned if aligned > sequence.computed else end
+        self._chunk_end = min((stop for stop in stops if sequence.computed < stop < end), default=end)
+        seconds = self._profile.prefill.remaining_seconds(self._chunk_end, sequence.found)
+        self._prefill_end = sequence.begun + seconds / self._scale
+
     def _begin_step(self, now: float) -> None:
+        for sequence in list(self._decoding.values()):
+            if sequence.state is State.DECODING:
+                self._make_room(sequence, now)
         self._batch = list(self._decoding.values())
-        self._step_end = now + self._profile.decode.step_seconds(len(self._batch)) / self._scale
+        if self._batch:
+            self._step_end = now + self._profile.decode.step_seconds(len(self._batch)) / self._scale
+
+    def _make_room(self, sequence: Sequence, now: float) -> None:
+        """Blocks for what the next step computes of this request; who came last makes room."""
+        needed = min(sequence.tokens + self._ahead, sequence.prompt_tokens + sequence.max_tokens - 1)
+        if needed <= len(sequence.blocks) * self._pool.block_size:
+            return
+        while sequence.state is State.DECODING and not self._cache.extend(sequence, needed):
+            self._preempt(self._victim(), now)
+
+    def _victim(self) -> Sequence:
+        running = [*self._decoding.values(), *([self._prefilling] if self._prefilling else [])]
+        if self._by_priority:
+            return max(running, key=lambda each: (each.priority, each.arrived))
+        return max(running, key=lambda each: each.admitted)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        self._decoding.pop(sequence.request_id, None)
+        if sequence is self._prefilling:
+            self._prefilling = None
+        self._cache.give_back(sequence)
+        sequence.state, sequence.kv_from_remote = State.QUEUED, False
+        sequence.preemptions += 1
+        self._hash_answer(sequence)
+        if self._by_priority:
+            self._enqueue(self.queue, sequence)
+        else:
+            self.queue.appendleft(sequence)
+        self._happened.append(Advanced(sequence, now, preempted=True))
 
     def _end_step(self, end: float) -> None:
         for sequence in self._batch:
@@ -197,9 +342,13 @@ class Scheduler:
         if self._decoding:
             self._begin_step(end)
 
-    def _end_prefill(self, end: float) -> None:
+    def _end_chunk(self, end: float) -> None:
         sequence = self._prefilling
         assert sequence is not None
+        self._computed(sequence, self._chunk_end, chunk=True)
+        if self._chunk_end < sequence.tokens:
+            self._begin_chunk(sequence)
+            return
         self._prefilling = None
         self._decode(sequence)
         self._emit(sequence, 1, end)
@@ -216,13 +365,30 @@ class Scheduler:
 
     def _emit(self, sequence: Sequence, tokens: int, at: float) -> None:
         tokens = min(tokens, sequence.max_tokens - sequence.generated)
+        words = sequence.next_words(tokens)
         sequence.generated += tokens
+        if sequence.chain is not None:
+            sequence.unhashed += words
+            # The last token was sampled; its KV comes with the next step.
+            computed = sequence.tokens - 1
+            if computed // self._pool.block_size > sequence.registered:
+                self._hash_answer(sequence)
+                self._computed(sequence, computed, chunk=False)
         finished = sequence.generated >= sequence.max_tokens
         if finished:
             del self._decoding[sequence.request_id]
             self._finish(sequence, keep_blocks=sequence.holds_kv)
         if tokens:
             self._happened.append(Advanced(sequence, at, tokens=tokens, finished=finished))
+
+    def _computed(self, sequence: Sequence, tokens: int, *, chunk: bool) -> None:
+        sequence.computed = tokens
+        self._cache.computed(sequence, tokens, prompt_tokens=sequence.prompt_tokens, chunk=chunk)
+
+    def _hash_answer(self, sequence: Sequence) -> None:
+        if sequence.chain is not None and sequence.unhashed:
+            sequence.chain.extend("".join(sequence.unhashed).encode())
+            sequence.unhashed.clear()
 
     def _forget(self, sequence: Sequence) -> None:
         """Take a request out of wherever it is."""
@@ -238,15 +404,4 @@ class Scheduler:
     def _finish(self, sequence: Sequence, keep_blocks: bool) -> None:
         sequence.state, sequence.transferring = State.FINISHED, False
         if not keep_blocks:
-            self._free(sequence)
-
-    def _allocate(self, sequence: Sequence) -> bool:
-        blocks = self._pool.take(sequence.prompt_tokens + sequence.max_tokens)
-        if blocks is None:
-            return False
-        sequence.blocks = blocks
-        return True
-
-    def _free(self, sequence: Sequence) -> None:
-        self._pool.give_back(sequence.blocks)
-        sequence.blocks = no_blocks()
+            self._cache.give_back(sequence)
