@@ -61,6 +61,8 @@ class Sequence:
     chain: Chain | None = None
     """None: nothing of it is found in the prefix cache, or by others."""
     reads_cache: bool = True
+    reports_found: bool = False
+    """Whether blocks that it finds are told of as if they were new."""
     next_words: Callable[[int], list[str]] = _no_words
     """The next so many tokens of the answer, as it grows."""
     state: State = State.QUEUED
@@ -272,6 +274,8 @@ class Scheduler:
             self._too_big = sequence, self._pool.free, self._cache.growth
             return False
         self._too_big = None
+        if sequence.reports_found and sequence.chain is not None:
+            self._cache.report_reused(sequence.chain, len(hit.blocks))
         sequence.found = sequence.computed = hit.tokens
         first_time = not sequence.admitted and not sequence.preemptions
         self._admissions += 1
