@@ -30,7 +30,7 @@ from prfaas.operator.verdicts import (
     summary,
     write_obstacle,
 )
-from prfaas.workloads.assignment import Step
+from prfaas.workloads.assignment import Cause, Hold, Step
 from prfaas.workloads.errors import SpecError
 from tests.links.build import LOCAL, endpoint, published, spec
 from tests.operator.test_remote_prefill import cluster, link
@@ -59,7 +59,7 @@ def _pools() -> Iterator[Verdict]:
     broken = seen(here, [pod(0, containerStatuses=[crashing()])])
     for unmet in (
         None,
-        serving(seen(here, []), Step(held=("east-0",))),
+        serving(seen(here, []), Step(held={"east-0": Hold(Cause.BUDGET)})),
         serving(seen([deployment(0, ready=False)], []), Step()),
         serving(broken, Step()),
     ):

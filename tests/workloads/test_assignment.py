@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ REVISIONS = {"prefill": "p1", "decode": "d1"}
 
 
 def child(
-    index: int, role: str = "decode", *, revision: str | None = None, ready: bool = True, **more: bool
+    index: int, role: str = "decode", *, revision: str | None = None, ready: bool = True, **more: Any
 ) -> Observed:
     return Observed(instance_name("west", index), index, role, revision or REVISIONS[role], ready, **more)
 
@@ -79,20 +80,20 @@ def test_conversion_takes_the_child_that_is_not_ready() -> None:
 def test_conversion_waits_while_another_instance_is_unavailable() -> None:
     result = step([child(0), child(1), child(2, "prefill", ready=False)], 2, 1)
     assert not result.convert
-    assert result.held == ("west-1",)
+    assert list(result.held) == ["west-1"]
 
 
 def test_a_new_revision_rolls_one_at_a_time() -> None:
     old = [child(index, revision="d0") for index in range(3)]
     assert step(old, 0, 3).roll == {"west-0": "decode"}
-    assert step(old, 0, 3).held == ("west-1", "west-2")
+    assert list(step(old, 0, 3).held) == ["west-1", "west-2"]
 
 
 def test_a_roll_never_waits_for_the_instance_that_is_broken_itself() -> None:
     broken = [child(0), child(1, revision="d0", ready=False), child(2, revision="d0")]
     result = step(broken, 0, 3)
     assert result.roll == {"west-1": "decode"}
-    assert result.held == ("west-2",)
+    assert list(result.held) == ["west-2"]
 
 
 def test_a_child_that_is_going_keeps_its_name_but_does_not_count() -> None:

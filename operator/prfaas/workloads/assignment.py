@@ -10,6 +10,9 @@ An instance has a stable name, `<cluster>-<index>`, and is its own child object,
  4. A child whose revision is not that of its role is rolled: the same child gets the new template.
  5. Conversions and rolls make an instance unavailable. At most `max_unavailable` instances may be unavailable at once;
     an instance that is not ready already costs nothing. The rest waits for a later step, conversions before rolls.
+ 6. With a `Pairing` no step takes from the pool what it can do (`pairing.py`): the role of which the smaller part has
+    the wanted key goes first, and a single decode instance changes its role with a prefill instance, so that the
+    old one serves until the new one does.
 
 Every reconcile takes one such step from what it sees and forgets it: there is no plan to resume after a crash, and
 running it on a settled pool gives no action. A mark never changes how many instances there are: that is the spec's.
@@ -19,6 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prfaas.api import labels
+from prfaas.workloads.pairing import Ability, Member, Pairing
 
 Role = str
 """`prefill` or `decode`."""
@@ -33,6 +40,8 @@ class Observed:
     role: Role
     revision: str
     ready: bool
+    key: str = ""
+    """Compatibility key of its pod template."""
     marked: bool = False
     """The child carries the annotation that chooses it as the next victim."""
     going: bool = False
@@ -52,21 +61,47 @@ class Wanted:
         return sum(self.counts.values())
 
 
+class Cause(StrEnum):
+    """Why a child waits for a later step."""
+
+    BUDGET = "Budget"
+    """As many instances as may be are out of service."""
+    GROUP = "Group"
+    """The pool could do less without it until another instance here is ready."""
+    PEER = "Peer"
+    """The same, until a peer has an instance ready."""
+    MODEL = "Model"
+    """The model is not on disk yet."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Why a child waits, and for which links' other ends."""
+
+    cause: Cause
+    peers: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Step:
-    """What to do now. The sets are disjoint; `held` names children that wait for a later step and stay untouched."""
+    """What to do now. The sets are disjoint; `held` are children that wait for a later step and stay untouched."""
 
     delete: tuple[str, ...] = ()
     create: Mapping[str, Role] = field(default_factory=dict)
     convert: Mapping[str, Role] = field(default_factory=dict)
     roll: Mapping[str, Role] = field(default_factory=dict)
     keep: Mapping[str, Role] = field(default_factory=dict)
-    held: tuple[str, ...] = ()
+    held: Mapping[str, Hold] = field(default_factory=dict)
 
     @property
     def settled(self) -> bool:
         """True when nothing is left to do."""
         return not (self.delete or self.create or self.convert or self.roll or self.held)
+
+    @property
+    def only_rolls(self) -> bool:
+        """True when instances are changed where they are, and none is added or removed."""
+        return not (self.delete or self.create)
 
     @property
     def apply(self) -> dict[str, Role]:
@@ -87,53 +122,149 @@ def instance_index(cluster: str, name: str) -> int | None:
     return int(digits)
 
 
-def plan(cluster: str, observed: Sequence[Observed], wanted: Wanted, max_unavailable: int) -> Step:
-    """The next step of this pool. Raises ValueError for two children of one name or a negative count."""
+def plan(
+    cluster: str,
+    observed: Sequence[Observed],
+    wanted: Wanted,
+    max_unavailable: int,
+    *,
+    pairing: Pairing | None = None,
+    hold: bool = False,
+) -> Step:
+    """The next step of this pool. Raises ValueError for two children of one name or a negative count.
+
+    Without a `pairing` only the budget bounds a step. `hold`: no child is converted or rolled.
+    """
     if len({child.name for child in observed}) != len(observed):
         raise ValueError("two children with one name")
     if any(count < 0 for count in wanted.counts.values()):
         raise ValueError("a negative count of instances")
 
     present = sorted((child for child in observed if not child.going), key=lambda child: child.index)
-    victims = _victims(present, wanted)
+    victims = _victims(present, wanted, pairing)
     stay = [child for child in present if child not in victims]
     lacking = _lacking(stay, wanted)
     moves = _conversions(stay, wanted, lacking)
     create = _creations(cluster, observed, lacking, moves)
+    if pairing is not None and not (moves or create):
+        moves = _exchange(stay, wanted)
 
-    budget = _Budget(max_unavailable - sum(not child.ready for child in stay))
-    convert, roll, keep, held = {}, {}, {}, []
-    for child in stay:
-        if child.name in moves:
-            if budget.take(child):
-                convert[child.name] = moves[child.name]
-            else:
-                held.append(child.name)
-    for child in stay:
-        if child.name in moves:
-            continue
-        if child.revision == wanted.revisions[child.role]:
-            keep[child.name] = child.role
-        elif budget.take(child):
-            roll[child.name] = child.role
-        else:
-            held.append(child.name)
-    return Step(tuple(child.name for child in victims), create, convert, roll, keep, tuple(held))
+    changes = [(child, moves[child.name]) for child in stay if child.name in moves]
+    rest = [child for child in stay if child.name not in moves]
+    outdated = [child for child in rest if child.revision != wanted.revisions[child.role]]
+    changes += [(child, child.role) for child in _in_turn(outdated, stay, pairing)]
+    if hold:
+        chosen: dict[str, Role] = {}
+        held = {child.name: Hold(Cause.MODEL) for child, _ in changes}
+    else:
+        alone = not (victims or create)
+        chosen, held = _choose(changes, stay, max_unavailable, pairing, wanted.total, alone=alone)
+    return Step(
+        delete=tuple(child.name for child in victims),
+        create=create,
+        convert={name: role for name, role in chosen.items() if name in moves},
+        roll={name: role for name, role in chosen.items() if name not in moves},
+        keep={child.name: child.role for child in rest if child not in outdated},
+        held=held,
+    )
 
 
-class _Budget:
-    """How many ready instances a step may still take out of service."""
+Change = tuple[Observed, Role]
+"""A child, and the role that it has afterwards."""
 
-    def __init__(self, left: int) -> None:
-        self._left = left
 
-    def take(self, child: Observed) -> bool:
+def _choose(
+    changes: Sequence[Change],
+    stay: Sequence[Observed],
+    max_unavailable: int,
+    pairing: Pairing | None,
+    total: int,
+    *,
+    alone: bool,
+) -> tuple[dict[str, Role], dict[str, Hold]]:
+    """Which changes are made now, and why the others wait. `alone`: nothing else is on its way in this step."""
+    left = max_unavailable - sum(not child.ready for child in stay)
+    ready = [child for child in stay if child.ready]
+    chosen: dict[str, Role] = {}
+    held: dict[str, Hold] = {}
+    losses: list[tuple[Change, frozenset[Ability]]] = []
+    for child, role in changes:
+        lost = _lost(ready, child, pairing)
         if not child.ready:
-            return True
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+            chosen[child.name] = role
+        elif left < 1:
+            held[child.name] = Hold(Cause.BUDGET)
+        elif pairing is not None and lost:
+            peers = pairing.peers(lost, map(_member, ready), total)
+            held[child.name] = Hold(Cause.PEER if peers else Cause.GROUP, peers)
+            losses.append(((child, role), lost))
+        else:
+            chosen[child.name] = role
+            ready.remove(child)
+            left -= 1
+    if pairing is not None and alone and not chosen and len(ready) == len(stay):
+        spared = _bearable(losses, ready, pairing, total)
+        if spared is not None:
+            child, role = spared
+            del held[child.name]
+            chosen[child.name] = role
+            held |= {name: Hold(Cause.BUDGET) for name, why in held.items() if why.cause is Cause.GROUP}
+    return chosen, held
+
+
+def _bearable(
+    losses: Sequence[tuple[Change, frozenset[Ability]]], ready: Sequence[Observed], pairing: Pairing, total: int
+) -> Change | None:
+    """Of the changes that all take something, the one to make; None: each is to wait."""
+    before = pairing.abilities(map(_member, ready))
+
+    def not_made_good(change: Change) -> bool:
+        child, role = change
+        after = [_member(each) for each in ready if each is not child]
+        return not before <= pairing.abilities([*after, Member(role, pairing.key)])
+
+    fit = [change for change, lost in losses if pairing.bearable(lost, map(_member, ready), total)]
+    return min(fit, key=not_made_good, default=None)
+
+
+def _lost(ready: Sequence[Observed], child: Observed, pairing: Pairing | None) -> frozenset[Ability]:
+    """What the pool could not do without this child."""
+    if pairing is None or not child.ready:
+        return frozenset()
+    without = [_member(each) for each in ready if each is not child]
+    return pairing.abilities(map(_member, ready)) - pairing.abilities(without)
+
+
+def _member(child: Observed) -> Member:
+    return Member(child.role, child.key)
+
+
+def _in_turn(outdated: Sequence[Observed], stay: Sequence[Observed], pairing: Pairing | None) -> list[Observed]:
+    """In which order children are rolled: so that the new group becomes whole soon, and both grow and shrink evenly."""
+    if pairing is None:
+        return list(outdated)
+
+    def done(role: Role) -> float:
+        keys = [child.key for child in stay if child.role == role]
+        return keys.count(pairing.key) / len(keys)
+
+    return sorted(outdated, key=lambda child: (child.key == pairing.key, done(child.role), child.index))
+
+
+def _exchange(stay: Sequence[Observed], wanted: Wanted) -> dict[str, Role]:
+    """A single decode instance that is to be rolled goes on serving: a prefill instance becomes the new one first.
+
+    The next steps see one decode instance too many and convert the old one.
+    """
+    decode = [child for child in stay if child.role == labels.ROLE_DECODE]
+    donors = [child for child in stay if child.role == labels.ROLE_PREFILL]
+    if wanted.counts.get(labels.ROLE_DECODE) != 1 or len(decode) != 1 or not donors:
+        return {}
+    (single,) = decode
+    if not single.ready or single.revision == wanted.revisions[single.role]:
+        return {}
+    donors.sort(key=lambda child: (child.revision == wanted.revisions[child.role], *_expendable(child)))
+    return {donors[0].name: labels.ROLE_DECODE}
 
 
 def _expendable(child: Observed) -> tuple[bool, int]:
@@ -141,16 +272,19 @@ def _expendable(child: Observed) -> tuple[bool, int]:
     return child.ready, -child.index
 
 
-def _victims(observed: Sequence[Observed], wanted: Wanted) -> list[Observed]:
+def _victims(observed: Sequence[Observed], wanted: Wanted, pairing: Pairing | None) -> list[Observed]:
     surplus = len(observed) - wanted.total
     if surplus <= 0:
         return []
     victims = sorted((child for child in observed if child.marked), key=_expendable)[:surplus]
     for _ in range(surplus - len(victims)):
         rest = [child for child in observed if child not in victims]
+        ready = [child for child in rest if child.ready]
         excess = _excess(rest, wanted)
         role = max(sorted(excess), key=lambda name: excess[name])
-        victims.append(min((child for child in rest if child.role == role), key=_expendable))
+        own = [child for child in rest if child.role == role]
+        taken = {child.name: len(_lost(ready, child, pairing)) for child in own}
+        victims.append(min(own, key=lambda child: (child.ready, taken[child.name], -child.index)))
     return victims
 
 
