@@ -1,11 +1,13 @@
-"""What one fake worker costs: memory, and CPU at 20 streams of 40 tokens/s.
+"""What fake workers cost: CPU per streamed token, memory, and twelve of them at the load of the paper.
 
     python -m e2e.bench.worker [--streams 20] [--seconds 30] [--time-scale 1] [--long-prompts 4]
+                               [--fleet-seconds 60] [--fleet-time-scale 1] [--json FILE]
 
-Starts a prefill worker (H200x8) and a decode worker (H20x8) as processes on loopback. First `--long-prompts` prompts of
+First one prefill worker (H200x8) and one decode worker (H20x8), as processes on loopback: `--long-prompts` prompts of
 128k tokens go through both legs, so that memory is read after the largest requests; then `--streams` streams decode for
-`--seconds`. CPU is user and system time of each process over the streaming time, in percent of one core. Ends with 1
-where the limits of 60 MB and (at 20 streams and time scale 1) 10 % are not kept.
+`--seconds`. Then the twelve of `e2e.bench.fleet`, if `--fleet-seconds` is not 0. CPU is user and system time of the
+workers. Ends with 1 where a limit is not kept: 60 MB each and (at 20 streams and time scale 1) 10 % of a core while
+streaming; (at time scale 1) 0.8 core for the twelve; every answer right.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,69 +24,21 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.api.profiles import shipped
+from e2e.bench import fleet
+from e2e.bench.engines import MODEL, Engine, Process, Scales, engines
 from prfaas.worker.oracle import BYTES_PER_TOKEN, expected_text
 
-ROOT = Path(__file__).parents[2]
-MODEL = "bench/model"
 MAX_MEGABYTES, MAX_PERCENT = 60.0, 10.0
 LONG_TOKENS = 128_000
-TICKS = os.sysconf("SC_CLK_TCK")
+KV_BYTE_SCALE = 0.004
+FLEET_KV_BYTE_SCALE = 0.0008
+"""The demo's: a line of 0.4 Gbit/s stands for 100, five times faster."""
+PAIR = (Engine("prefill", "H200x8", "kv_producer"), Engine("decode", "H20x8", "kv_both"))
 
 
-@dataclass(frozen=True)
-class Process:
-    """A worker process and where it listens."""
-
-    name: str
-    running: asyncio.subprocess.Process
-    port: int
-
-    def cpu_seconds(self) -> float:
-        """User and system time so far."""
-        fields = Path(f"/proc/{self.running.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def megabytes(self, field: str = "VmRSS") -> float:
-        """Resident memory now (VmRSS) or at most (VmHWM), MB of 10^6 bytes."""
-        for line in Path(f"/proc/{self.running.pid}/status").read_text().splitlines():
-            if line.startswith(field):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise KeyError(field)
-
-
-def quick_profile(folder: Path, name: str) -> Path:
-    """A shipped profile without its startup time."""
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(shipped(name).to_wire() | {"startupSeconds": 0}))
-    return path
-
-
-async def start(name: str, profile: Path, role: str, port: int, time_scale: float) -> Process:
-    """One worker, once its model is loaded."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "operator"),
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port + 1_000),
-    }
-    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-    running = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "prfaas.cli.main", "worker", "serve", MODEL, "--profile", str(profile)),
-        *("--time-scale", str(time_scale), "--kv-byte-scale", "0.004", "--host", "127.0.0.1", "--port", str(port)),
-        *("--kv-transfer-config", transfer),
-        env=environment,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert running.stderr is not None
-    while b"serving on port" not in (line := await running.stderr.readline()):
-        if not line:
-            raise RuntimeError(f"{name} did not start")
-    return Process(name, running, port)
-
-
-async def complete(session: aiohttp.ClientSession, port: int, body: dict[str, Any]) -> dict[str, Any]:
+async def complete(session: aiohttp.ClientSession, worker: Process, body: dict[str, Any]) -> dict[str, Any]:
     """One answer that is not streamed."""
-    async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
+    async with session.post(f"{worker.url}/v1/completions", json=body) as response:
         answer: dict[str, Any] = await response.json()
         response.raise_for_status()
         return answer
@@ -94,9 +47,9 @@ async def complete(session: aiohttp.ClientSession, port: int, body: dict[str, An
 async def both_legs(session: aiohttp.ClientSession, east: Process, west: Process, prompt: str) -> None:
     """Prefill there, decode here, verify."""
     leg = {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    params = (await complete(session, east.port, leg))["kv_transfer_params"]
+    params = (await complete(session, east, leg))["kv_transfer_params"]
     asked = {"prompt": prompt, "max_tokens": 16, "kv_transfer_params": params}
-    answer = await complete(session, west.port, asked)
+    answer = await complete(session, west, asked)
     assert answer["choices"][0]["text"] == expected_text(prompt, 16, model=MODEL)
 
 
@@ -106,10 +59,10 @@ class Stream:
 
     tokens: int = 0
 
-    async def read(self, session: aiohttp.ClientSession, port: int) -> None:
+    async def read(self, session: aiohttp.ClientSession, worker: Process) -> None:
         """Ask for the longest answer there is, and count."""
         body = {"prompt": "Go on.", "max_tokens": 131_000, "stream": True}
-        async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
+        async with session.post(f"{worker.url}/v1/completions", json=body) as response:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     self.tokens += len(json.loads(line[6:])["choices"][0]["text"]) // BYTES_PER_TOKEN
@@ -121,44 +74,88 @@ async def settled(streams: list[Stream]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def measure(folder: Path, streams: int, seconds: float, time_scale: float, long_prompts: int) -> bool:
-    """Run, print, and say whether the limits were kept."""
-    connector = aiohttp.TCPConnector(limit=0)
+@dataclass(frozen=True)
+class Pair:
+    """What one worker of each kind cost."""
+
+    streams: int
+    time_scale: float
+    wall: float
+    tokens: int
+    rows: dict[str, dict[str, float]]
+    """By worker: MB at rest, after the long prompts, at most; CPU seconds while streaming."""
+
+    @property
+    def cpu_per_thousand(self) -> float:
+        """CPU seconds of the decode worker per 1,000 streamed tokens."""
+        return 1_000 * self.rows["decode"]["cpu"] / self.tokens
+
+    @property
+    def kept(self) -> bool:
+        """Whether the limits were kept."""
+        limited = (self.streams, self.time_scale) == (20, 1)
+        return all(
+            row["most"] <= MAX_MEGABYTES and (not limited or 100 * row["cpu"] / self.wall <= MAX_PERCENT)
+            for row in self.rows.values()
+        )
+
+    def table(self) -> list[str]:
+        """Lines for a person."""
+        rate = self.tokens / self.streams / self.wall
+        lines = [
+            f"{self.tokens} tokens in {self.wall:.1f} s: {self.streams} streams of {rate:.1f} tokens/s; "
+            f"{1_000 * self.cpu_per_thousand:.1f} ms of CPU per 1,000 streamed tokens",
+            "",
+            "| worker | MB at rest | after prompts of 128k | at most | % of a core while streaming |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for name, row in self.rows.items():
+            memory = f"{row['rest']:.1f} | {row['after']:.1f} | {row['most']:.1f} (limit {MAX_MEGABYTES:g})"
+            lines.append(f"| {name} | {memory} | {100 * row['cpu'] / self.wall:.1f} |")
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON."""
+        return {
+            "streams": self.streams,
+            "time_scale": self.time_scale,
+            "tokens_per_second_each": round(self.tokens / self.streams / self.wall, 1),
+            "cpu_seconds_per_1000_tokens": round(self.cpu_per_thousand, 4),
+            "megabytes": {
+                name: {when: round(row[when], 1) for when in ("rest", "after", "most")}
+                for name, row in self.rows.items()
+            },
+        }
+
+
+async def measure(folder: Path, streams: int, seconds: float, time_scale: float, long_prompts: int) -> Pair:
+    """One worker of each kind."""
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        east = await start("prefill", quick_profile(folder, "H200x8"), "kv_producer", 21_000, time_scale)
-        west = await start("decode", quick_profile(folder, "H20x8"), "kv_both", 21_001, time_scale)
-        workers = (east, west)
-        try:
-            idle = [worker.megabytes() for worker in workers]
-            prompts = [f"{number:04d}" + "word" * (LONG_TOKENS - 1) for number in range(long_prompts)]
-            await asyncio.gather(*(both_legs(session, east, west, prompt) for prompt in prompts))
-            open_streams = [Stream() for _ in range(streams)]
-            reading = [asyncio.create_task(each.read(session, west.port)) for each in open_streams]
-            await settled(open_streams)
-            cpu, begun, began = (
-                [w.cpu_seconds() for w in workers],
-                sum(s.tokens for s in open_streams),
-                time.monotonic(),
-            )
-            await asyncio.sleep(seconds)
-            wall, came = time.monotonic() - began, sum(s.tokens for s in open_streams) - begun
-            percent = [100 * (worker.cpu_seconds() - at) / wall for worker, at in zip(workers, cpu, strict=True)]
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-            print(f"{came} tokens in {wall:.1f} s: {streams} streams of {came / streams / wall:.1f} tokens/s")
-            kept = True
-            for worker, rest, used in zip(workers, idle, percent, strict=True):
-                most = worker.megabytes("VmHWM")
-                memory = f"{rest:5.1f} MB at rest, {worker.megabytes():5.1f} after, {most:5.1f} at most"
-                print(f"{worker.name:8} {memory}; {used:4.1f} % of a core while streaming")
-                kept = kept and most <= MAX_MEGABYTES and (used <= MAX_PERCENT or (streams, time_scale) != (20, 1))
-            return kept
-        finally:
-            for worker in workers:
-                worker.running.terminate()
-                await worker.running.wait()
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
+        engines(folder, PAIR, Scales(time_scale, KV_BYTE_SCALE)) as workers,
+    ):
+        east, west = workers
+        rest = [worker.megabytes() for worker in workers]
+        prompts = [f"{number:04d}" + "word" * (LONG_TOKENS - 1) for number in range(long_prompts)]
+        await asyncio.gather(*(both_legs(session, east, west, prompt) for prompt in prompts))
+        after = [worker.megabytes() for worker in workers]
+        open_streams = [Stream() for _ in range(streams)]
+        reading = [asyncio.create_task(each.read(session, west)) for each in open_streams]
+        await settled(open_streams)
+        before, had, began = [w.cpu_seconds() for w in workers], sum(s.tokens for s in open_streams), time.monotonic()
+        await asyncio.sleep(seconds)
+        wall, came = time.monotonic() - began, sum(s.tokens for s in open_streams) - had
+        spent = [worker.cpu_seconds() - was for worker, was in zip(workers, before, strict=True)]
+        most = [worker.megabytes("VmHWM") for worker in workers]
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+    rows = {
+        worker.name: {"rest": rest[i], "after": after[i], "most": most[i], "cpu": spent[i]}
+        for i, worker in enumerate(workers)
+    }
+    return Pair(streams, time_scale, wall, came, rows)
 
 
 def main() -> int:
@@ -168,10 +165,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--time-scale", type=float, default=1)
     parser.add_argument("--long-prompts", type=int, default=4)
+    parser.add_argument("--fleet-seconds", type=float, default=60, help="of the twelve workers; 0: leave them out")
+    parser.add_argument("--fleet-time-scale", type=float, nargs="+", default=[1.0], help="one run for each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, besides")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        kept = asyncio.run(measure(Path(folder), args.streams, args.seconds, args.time_scale, args.long_prompts))
-    return 0 if kept else 1
+        pair = asyncio.run(measure(Path(folder), args.streams, args.seconds, args.time_scale, args.long_prompts))
+    print("\n".join(pair.table()), flush=True)
+    runs = []
+    for scale in args.fleet_time_scale if args.fleet_seconds else ():
+        with tempfile.TemporaryDirectory() as folder:
+            run = asyncio.run(fleet.measure(Path(folder), args.fleet_seconds, Scales(scale, FLEET_KV_BYTE_SCALE)))
+        print("\n" + "\n".join(run.table()), flush=True)
+        runs.append(run)
+    figures = {"pair": pair.summary(), "fleet": [run.summary() for run in runs]}
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0 if pair.kept and all(run.kept for run in runs) else 1
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def measured(single: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--endpoint-type", "chat", "--streaming", "--api-key", KEY, "--use-server-token-count"),
         *("--request-count", str(REQUESTS), "--concurrency", "4", "--isl", "400", "--osl", str(OUTPUT)),
         *("--tokenizer", str(byte_tokenizer(folder / "tokenizer")), "--random-seed", "1"),
+        *("--workers-max", "1", "--record-processor-service-count", "1"),
         *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(folder / "out")),
     ]
     quiet = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder), "DO_NOT_TRACK": "1"}
