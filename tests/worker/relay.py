@@ -22,7 +22,7 @@ def unchanged(kind: Kind, body: bytes) -> Frames:
 
 def flip(kind: Kind, body: bytes) -> Frames:
     """One bit changed."""
-    return [(kind, bytes([body[0] ^ 1]) + body[1:] if kind is Kind.DATA else body)]
+    return [(kind, body[:-1] + bytes([body[-1] ^ 1]) if kind is Kind.DATA else body)]
 
 
 @dataclass

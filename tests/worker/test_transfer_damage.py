@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from prfaas.worker.kv import pull, serve
+from prfaas.worker.kv import nixl_pull
+from prfaas.worker.kv.nixl_pull import NixlPull
 from prfaas.worker.kv.params import blocks_digest
-from prfaas.worker.kv.payload import Checksum, payload_chunks
+from prfaas.worker.kv.payload import PayloadWriter, checksum
 from prfaas.worker.kv.wire import Connection, Kind, WireError
 from prfaas.worker.oracle import expected_text, prompt_state
 from tests.worker.relay import Frames, flip, relaying
@@ -105,16 +106,14 @@ async def test_swapped_kv_with_a_forged_checksum_is_seen_by_the_client() -> None
         kv = await east.prefill(PROMPT)
         request, tokens = kv["remote_request_id"], kv["remote_num_tokens"]
         size = profile().kv.bytes(tokens)
-        payload = b"".join(payload_chunks(prompt_state(MODEL, OTHER.encode()), request, size))
-        checksum = Checksum(kv["remote_engine_id"], request, tokens)
-        checksum.update(payload)
-
-        forged = [(Kind.DATA, payload)]
+        writer = PayloadWriter(prompt_state(MODEL, OTHER.encode()), request, size)
+        forged = [(Kind.DATA, index.to_bytes(4, "big") + chunk) for index, chunk in enumerate(writer)]
+        sum_of_forged = checksum(kv["remote_engine_id"], request, tokens, bytes(writer.hashes))
 
         def forge(kind: Kind, body: bytes) -> Frames:
             if kind is Kind.DATA:
-                return [forged.pop()] if forged else []
-            return [(kind, checksum.digest() if kind is Kind.CHECKSUM else body)]
+                return [forged.pop(0)] if forged else []
+            return [(kind, sum_of_forged if kind is Kind.CHECKSUM else body)]
 
         async with relaying(kv["remote_port"], to_decode=forge) as relay:
             status, body = await west.complete(PROMPT, 20, kv_transfer_params=kv | {"remote_port": relay.port})
@@ -175,9 +174,10 @@ async def test_a_host_that_cannot_be_reached_fails_loudly(host: str) -> None:
 
 @pytest.mark.parametrize("silent_from", [Kind.WELCOME, Kind.START, Kind.DATA, Kind.CHECKSUM])
 async def test_a_transfer_that_stalls_fails_in_bounded_time(silent_from: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "HANDSHAKE_SECONDS", 0.2)
     async with serving(PREFILL, DECODE) as (east, west):
         engine = west.worker.engine
+        assert isinstance(engine.transfers, NixlPull)
+        monkeypatch.setattr(engine.transfers._peers, "seconds", 0.2)
         monkeypatch.setattr(engine.transfers, "_puller", replace(engine.transfers._puller, stall_seconds=0.2))
         kv = await east.prefill(PROMPT)
 
@@ -190,14 +190,13 @@ async def test_a_transfer_that_stalls_fails_in_bounded_time(silent_from: Kind, m
 
 
 async def test_a_reader_that_falls_silent_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(nixl_pull, "SILENCE_SECONDS", 0.1)
     async with serving(config("kv_producer", lease=30)) as (east,):
         transfer = east.worker.config.kv_transfer
         assert transfer is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", east.worker.engine.transfers.port)
         connection = Connection(reader, writer)
-        connection.send_json(Kind.HELLO, engine=transfer.engine_id, compatibility=east.worker.config.compatibility)
-        await connection.expect(Kind.WELCOME)
+        connection.send_json(Kind.OPEN, engine=transfer.engine_id)
         with pytest.raises(WireError):
             await asyncio.wait_for(connection.expect(Kind.START), 5)
         connection.abort()
@@ -206,7 +205,7 @@ async def test_a_reader_that_falls_silent_is_dropped(monkeypatch: pytest.MonkeyP
 async def test_garbage_on_the_kv_port_harms_nobody() -> None:
     async with serving(PREFILL, DECODE) as (east, west):
         kv = await east.prefill(PROMPT)
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00\x00\x00\x02[]", b"\x01\x00\x00\x00\x01{", b"\x01"):
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x03\x00\x00\x00\x02[]", b"\x03\x00\x00\x00\x01{", b"\x01"):
             reader, writer = await asyncio.open_connection("127.0.0.1", kv["remote_port"])
             writer.write(garbage)
             writer.write_eof()

@@ -128,17 +128,18 @@ async def test_a_client_that_leaves_during_the_prefill_leg_frees_it() -> None:
         assert await east.metric("vllm:request_success_total", finished_reason="abort") == 2
 
 
-@pytest.mark.parametrize("when", ["before the transfer", "during the transfer"])
+@pytest.mark.parametrize("when", ["before the first byte", "during the transfer"])
 async def test_a_client_that_leaves_the_decode_leg_frees_both_sides(when: str) -> None:
     reached, told = asyncio.Event(), asyncio.Event()
     async with serving(PREFILL, DECODE) as (east, west):
         kv = await east.prefill(PROMPT)
 
         def hold(kind: Kind, body: bytes) -> Frames:
-            if kind is Kind.DATA or (kind is Kind.WELCOME and when == "before the transfer" and not told.is_set()):
+            begins = kind is Kind.START and when == "before the first byte" and not told.is_set()
+            if begins or kind in (Kind.DATA, Kind.END, Kind.CHECKSUM):
                 reached.set()
                 return []
-            return unchanged(kind, body) if kind is not Kind.CHECKSUM else []
+            return unchanged(kind, body)
 
         async with relaying(kv["remote_port"], to_decode=hold) as relay:
             leg = asyncio.create_task(west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))

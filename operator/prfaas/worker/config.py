@@ -34,6 +34,10 @@ class KVTransfer:
     """VLLM_NIXL_SIDE_CHANNEL_HOST: where peers reach this worker."""
     port: int = PORT_KV
     """VLLM_NIXL_SIDE_CHANNEL_PORT."""
+    lanes: int = 4
+    """Connections of one transfer: NIXL's `num_threads`, or MC_TCP_LANES_PER_PEER; both are 4 unless set."""
+    enforce_compatibility: bool = True
+    """`kv_connector_extra_config.enforce_handshake_compat`."""
 
     @property
     def produces(self) -> bool:

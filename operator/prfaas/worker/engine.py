@@ -15,8 +15,9 @@ from prfaas.worker.blocks import BlockPool
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
+from prfaas.worker.kv.connector import Services
 from prfaas.worker.kv.params import ParamsError
-from prfaas.worker.kv.transfers import Transfers
+from prfaas.worker.kv.transfers import connector
 from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import last_token, prompt_state
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
@@ -46,7 +47,7 @@ class Engine:
         )
         self.pool = BlockPool(config.total_blocks, config.block_size)
         self.scheduler = Scheduler(config.profile, self.pool, config.batch_limit, config.time_scale)
-        self.transfers = Transfers(config, clock, self.pool, self.metrics, self)
+        self.transfers = connector(Services(config, clock, self.pool, self.metrics, self))
         self._generations: dict[Sequence, Generation] = {}
         self._prefill_tokens = 0
         self._draining = False

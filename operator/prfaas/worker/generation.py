@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from prfaas.worker.kv.params import RemoteBlocks
+from prfaas.worker.kv.params import Remote
 from prfaas.worker.oracle import Sampling, answer, answer_words, natural_length
 from prfaas.worker.scheduler import Sequence
 
@@ -47,7 +47,7 @@ class Generation:
     """The last prompt token."""
     prompt: bytes = b""
     """Kept only where a failed transfer is followed by a prefill here."""
-    remote: RemoteBlocks | None = None
+    remote: Remote | None = None
     kv_params: dict[str, Any] | None = None
     """What a prefill worker tells the router, once finished."""
     finish_reason: str | None = None

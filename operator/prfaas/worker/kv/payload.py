@@ -1,10 +1,11 @@
 """A KV cache as bytes: the prefilled state, spread so that no byte can be changed, lost or swapped unnoticed.
 
-    payload = body || (state XOR SHA-256(body))
+    payload = body || (state XOR H(body))
 
-The body is pseudo-random, from the state and the request's id. Whoever has all bytes computes the state; a change of
-any byte, body or tail, gives another state and so another answer. The checksum that follows on the wire is bound to
-engine, request and length: a payload that is intact but belongs to another request fails it.
+The body is pseudo-random, from the state and the request's id; H hashes the hashes of its chunks in order, so that
+chunks may arrive in any order. Whoever has all bytes computes the state; a change of any byte, body or tail, gives
+another state and so another answer. The checksum that follows on the wire is bound to engine, request and length: a
+payload that is intact but belongs to another request fails it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from prfaas.api.profile import KVProfile
 from prfaas.worker.oracle import STATE_BYTES
 
 CHUNK_BYTES = 64 * 1024
-CHECKSUM_BYTES = 32
+_HASH_BYTES = 32
 
 
 class PayloadError(ValueError):
-    """The pulled bytes are not the KV cache that was asked for."""
+    """The bytes that came are not the KV cache that was asked for."""
 
 
 def payload_bytes(kv: KVProfile, tokens: int, scale: float) -> int:
@@ -29,64 +30,77 @@ def payload_bytes(kv: KVProfile, tokens: int, scale: float) -> int:
     return max(STATE_BYTES, math.ceil(kv.bytes(tokens) * scale))
 
 
-def payload_chunks(state: bytes, request_id: str, size: int) -> Iterator[bytes]:
-    """The payload of `size` bytes in chunks of at most 64 KiB, made as they are asked for."""
-    body_left, index, body_hash = size - STATE_BYTES, 0, hashlib.sha256()
-    if body_left < 0:
-        raise ValueError(f"a payload has at least {STATE_BYTES} bytes, got {size}")
-    seed = hashlib.sha256(b"prfaas-body\0" + state + request_id.encode()).digest()
-    while body_left:
-        chunk = hashlib.shake_128(seed + index.to_bytes(8, "big")).digest(min(CHUNK_BYTES, body_left))
-        body_hash.update(chunk)
-        body_left -= len(chunk)
-        index += 1
-        yield chunk
-    yield _xor(state, body_hash.digest())
+def chunks_of(size: int) -> int:
+    """How many chunks a payload of `size` bytes has: those of its body, and the tail."""
+    return math.ceil((size - STATE_BYTES) / CHUNK_BYTES) + 1
 
 
-class Checksum:
-    """The checksum of one transfer, fed chunk by chunk."""
+def checksum(engine_id: str, request_id: str, tokens: int, hashes: bytes) -> bytes:
+    """What is sent after a payload: a hash over whose it is and the hashes of its chunks, in order."""
+    whole = hashlib.blake2b(digest_size=_HASH_BYTES)
+    for part in (engine_id, request_id, str(tokens)):
+        whole.update(part.encode() + b"\0")
+    whole.update(hashes)
+    return whole.digest()
 
-    def __init__(self, engine_id: str, request_id: str, tokens: int) -> None:
-        self._hash = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
-        for part in (engine_id, request_id, str(tokens)):
-            self._hash.update(part.encode() + b"\0")
 
-    def update(self, chunk: bytes) -> None:
-        """Take the next bytes of the payload."""
-        self._hash.update(chunk)
+class PayloadWriter:
+    """Makes the payload of `size` bytes chunk by chunk, as they are asked for; iterate once."""
 
-    def digest(self) -> bytes:
-        """The checksum of what was taken so far."""
-        return self._hash.digest()
+    def __init__(self, state: bytes, request_id: str, size: int) -> None:
+        if size < STATE_BYTES:
+            raise ValueError(f"a payload has at least {STATE_BYTES} bytes, got {size}")
+        self._state, self._seed = state, hashlib.sha256(b"prfaas-body\0" + state + request_id.encode()).digest()
+        self._body_left = size - STATE_BYTES
+        self.hashes = bytearray()
+        """Of the chunks made so far."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        index = 0
+        while self._body_left:
+            size = min(CHUNK_BYTES, self._body_left)
+            chunk = hashlib.shake_128(self._seed + index.to_bytes(8, "big")).digest(size)
+            self._body_left -= size
+            index += 1
+            self.hashes += hashlib.sha256(chunk).digest()
+            yield chunk
+        tail = _xor(self._state, hashlib.sha256(self.hashes).digest())
+        self.hashes += hashlib.sha256(tail).digest()
+        yield tail
 
 
 class PayloadReader:
-    """Rebuilds the state from a payload's bytes, in constant memory."""
+    """Rebuilds the state from a payload's chunks, keeping of each only its hash."""
 
-    def __init__(self, size: int, checksum: Checksum) -> None:
+    def __init__(self, size: int) -> None:
         if size < STATE_BYTES:
             raise PayloadError(f"a payload of {size} bytes cannot hold a state")
-        self._body_left, self._tail = size - STATE_BYTES, b""
-        self._body, self._checksum = hashlib.sha256(), checksum
+        self._size, self._count = size, chunks_of(size)
+        self._hashes = bytearray(self._count * _HASH_BYTES)
+        self._missing = set(range(self._count))
+        self._tail = b""
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes; PayloadError if they are more than announced."""
-        self._checksum.update(chunk)
-        body, tail = chunk[: self._body_left], chunk[self._body_left :]
-        self._body.update(body)
-        self._body_left -= len(body)
-        self._tail += tail
-        if len(self._tail) > STATE_BYTES:
-            raise PayloadError("more payload bytes than announced")
+    def feed(self, index: int, chunk: bytes) -> None:
+        """Take a chunk; PayloadError if it is not one that is still missing, or has another size."""
+        if index not in self._missing:
+            raise PayloadError(f"chunk {index} of {self._count} came twice or does not exist")
+        last = index == self._count - 1
+        body = self._size - STATE_BYTES
+        expected = STATE_BYTES if last else min(CHUNK_BYTES, body - index * CHUNK_BYTES)
+        if len(chunk) != expected:
+            raise PayloadError(f"chunk {index} has {len(chunk)} bytes, not {expected}")
+        self._missing.discard(index)
+        self._hashes[index * _HASH_BYTES : (index + 1) * _HASH_BYTES] = hashlib.sha256(chunk).digest()
+        if last:
+            self._tail = chunk
 
-    def state(self, checksum: bytes) -> bytes:
-        """The state, after the last byte; PayloadError if bytes are missing or the checksum is not `checksum`."""
-        if self._body_left or len(self._tail) < STATE_BYTES:
-            raise PayloadError(f"{self._body_left + STATE_BYTES - len(self._tail)} payload bytes are missing")
-        if self._checksum.digest() != checksum:
+    def state(self, engine_id: str, request_id: str, tokens: int, given: bytes) -> bytes:
+        """The state, after the last chunk; PayloadError if chunks are missing or `given` is not their checksum."""
+        if self._missing:
+            raise PayloadError(f"{len(self._missing)} of {self._count} chunks are missing")
+        if checksum(engine_id, request_id, tokens, bytes(self._hashes)) != given:
             raise PayloadError("checksum mismatch: these are not the bytes of this request")
-        return _xor(self._tail, self._body.digest())
+        return _xor(self._tail, hashlib.sha256(self._hashes[:-_HASH_BYTES]).digest())
 
 
 def _xor(left: bytes, right: bytes) -> bytes:

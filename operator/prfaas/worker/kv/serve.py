@@ -1,20 +1,26 @@
-"""The prefill side of the KV port: shakes hands, renews leases, sends payloads."""
+"""The port where an engine is found by its peers: it shakes hands, and passes on who wants something.
+
+As with vLLM's side channel, only the one who asks compares: the answer says who this engine is and what its
+compatibility hash is. And as there, a question that the listener cannot answer, for a rank that does not exist, ends
+it: whoever has shaken hands goes on, nobody else gets an answer until the engine is restarted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from prfaas.worker.kv.leases import Lease, LeaseError, LeaseTable
-from prfaas.worker.kv.payload import Checksum, payload_chunks
-from prfaas.worker.kv.wire import Connection, Kind, WireError, parse
+from prfaas.worker.kv.lanes import Carrier
+from prfaas.worker.kv.leases import LeaseError
+from prfaas.worker.kv.payload import PayloadError
+from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
 
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 5.0
-"""Least time without a frame after which a reader counts as gone; real seconds, since the network is real."""
+"""Least time without a frame after which a peer counts as gone; real seconds, since the network is real."""
 
 
 @dataclass(frozen=True)
@@ -24,37 +30,29 @@ class Identity:
     engine_id: str
     compatibility: str
     """Hash over what must be equal on both sides of a transfer."""
+    tp_size: int = 1
+    pp_size: int = 1
+
+    def has(self, rank: object) -> bool:
+        """Whether [pipeline rank, tensor rank] is one of this engine's."""
+        match rank:
+            case [int(pipeline), int(tensor)]:
+                return 0 <= pipeline < self.pp_size and 0 <= tensor < self.tp_size
+            case _:
+                return False
 
 
-class LeaseHolder(Protocol):
-    """What the port needs from the engine: its leases at the current time, and its counters."""
-
-    leases: LeaseTable
-
-    def now(self) -> float:
-        """The engine's clock."""
-
-    def lease_changed(self) -> None:
-        """A lease was renewed or ended: blocks may be free, the next deadline may be another."""
-
-    def notified_after_expiry(self) -> None:
-        """A reader finished after its lease had ended."""
-
-    def payload_size(self, tokens: int) -> int:
-        """Bytes of the payload for a prompt of that length."""
-
-    def kv_sent(self, count: int) -> None:
-        """Bytes were handed to a KV socket."""
-
-
-@dataclass
 class KVServer:
-    """Serves the leases of one engine."""
+    """Listens for one engine. `talk` has the conversation after OPEN, which differs between connectors."""
 
-    identity: Identity
-    holder: LeaseHolder
-    _server: asyncio.Server | None = None
-    _connections: dict[asyncio.Task[None], Connection] = field(default_factory=dict)
+    def __init__(self, identity: Identity, talk: Callable[[Connection], Awaitable[None]]) -> None:
+        self.identity, self._talk = identity, talk
+        self.transfers: dict[str, Carrier] = {}
+        """Transfers under way, by the token with which further connections join."""
+        self.answers = True
+        """Whether it still shakes hands."""
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], Connection] = {}
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port, which is another where 0 was asked for."""
@@ -68,95 +66,66 @@ class KVServer:
             self._server.close()
         for connection in self._connections.values():
             connection.abort()
-        await asyncio.gather(*self._connections)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = connection = Connection(reader, writer)
         try:
-            await self._talk(connection)
+            await self._greet(connection)
         except LeaseError as refusal:
-            log.warning("KV pull refused: %s", refusal)
-            await _refuse(connection, refusal.reason, str(refusal))
-        except WireError as error:
+            log.warning("KV transfer refused: %s", refusal)
+            await refuse(connection, refusal.reason, str(refusal))
+        except (WireError, PayloadError) as error:
             log.warning("KV connection failed: %s", error)
-            connection.abort()
+        except asyncio.CancelledError:
+            # `stop` ended it: asyncio would report the cancellation of a connection's task as an error.
+            return
         finally:
             del self._connections[task]
             connection.abort()
 
-    async def _talk(self, connection: Connection) -> None:
-        hello = parse(await connection.expect(Kind.HELLO))
-        if hello.get("engine") != self.identity.engine_id:
-            raise LeaseError("engine", f"this is engine {self.identity.engine_id}, not {hello.get('engine')}")
-        if hello.get("compatibility") != self.identity.compatibility:
-            raise LeaseError("incompatible", "compatibility hash differs: model, version, dtype, backend or KV scale")
-        connection.send_json(Kind.WELCOME, engine=self.identity.engine_id, compatibility=self.identity.compatibility)
-        sending: asyncio.Task[None] | None = None
+    async def _greet(self, connection: Connection) -> None:
+        first = (Kind.HELLO, Kind.OPEN, Kind.LANE)
+        kind, body = await within(SILENCE_SECONDS, connection.expect_one_of(*first))
+        if kind is Kind.HELLO:
+            await self._shake(connection, body)
+        elif kind is Kind.LANE:
+            carrier = self.transfers.get(str(parse(body).get("token")))
+            if carrier is None:  # the others have carried everything by now
+                connection.send(Kind.END, b"")
+                await connection.close()
+            else:
+                await carrier.carry(connection)
+                await connection.close()
+        else:
+            engine = parse(body).get("engine")
+            if engine != self.identity.engine_id:
+                raise LeaseError("engine", f"this is engine {self.identity.engine_id}, not {engine}")
+            await self._talk(connection)
+
+    async def _shake(self, connection: Connection, body: bytes) -> None:
         try:
-            while (frame := await self._receive(connection)) is not None:
-                kind, body = frame
-                fields = parse(body)
-                request_id = str(fields.get("request"))
-                if kind is Kind.HEARTBEAT:
-                    if self.holder.leases.renew(request_id, self.holder.now()):
-                        self.holder.lease_changed()
-                elif kind is Kind.PULL:
-                    if sending is not None:
-                        raise WireError("second PULL on one connection")
-                    lease = self.holder.leases.take(
-                        request_id, fields.get("blocks"), fields.get("tokens"), self.holder.now()
-                    )
-                    sending = asyncio.create_task(self._send(connection, lease))
-                elif kind in (Kind.DONE, Kind.RELEASE):
-                    self._end(request_id, "used" if kind is Kind.DONE else "released")
-                else:
-                    raise WireError(f"unexpected {kind.name}")
-        finally:
-            if sending is not None:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-
-    async def _receive(self, connection: Connection) -> tuple[Kind, bytes] | None:
-        """The next frame; a reader that is gone without a word (a cut line) is dropped when its beats stay out."""
-        limit = max(self.holder.leases.duration, SILENCE_SECONDS)
-        try:
-            async with asyncio.timeout(limit):
-                return await connection.receive()
-        except TimeoutError as error:
-            raise WireError(f"no heartbeat for {limit:g} s") from error
-
-    def _end(self, request_id: str, how: str) -> None:
-        if self.holder.leases.end(request_id, how):
-            self.holder.lease_changed()
-        elif how == "used" and self.holder.leases.ending(request_id) == "expired":
-            log.error("request %s was read after its lease had ended", request_id)
-            self.holder.notified_after_expiry()
-
-    async def _send(self, connection: Connection, lease: Lease) -> None:
-        size = self.holder.payload_size(lease.tokens)
-        checksum = Checksum(self.identity.engine_id, lease.request_id, lease.tokens)
-        before = connection.sent
-        try:
-            connection.send_json(Kind.START, bytes=size)
-            for chunk in payload_chunks(lease.state, lease.request_id, size):
-                if lease.ended:
-                    # Freed under the reader: it must not get a whole cache out of blocks that are another's now.
-                    raise WireError("its lease ended during the transfer")
-                checksum.update(chunk)
-                connection.send(Kind.DATA, chunk)
-                await connection.drain()
-            connection.send(Kind.CHECKSUM, checksum.digest())
-            await connection.drain()
-        except WireError as error:
-            log.warning("transfer of request %s failed: %s", lease.request_id, error)
-            connection.abort()
-        finally:
-            self.holder.kv_sent(connection.sent - before)
+            rank = parse(body).get("rank")
+        except WireError:
+            rank = None
+        if self.answers and not self.identity.has(rank):
+            self.answers = False
+            log.error("handshake for rank %s, which this engine has not: no handshake is answered any more", rank)
+        if not self.answers:
+            await connection.receive()  # nothing comes: the peer's patience ends first
+            return
+        identity = self.identity
+        connection.send_json(Kind.WELCOME, engine=identity.engine_id, compatibility=identity.compatibility)
+        await connection.drain()
+        await connection.close()
 
 
-async def _refuse(connection: Connection, reason: str, message: str) -> None:
+async def refuse(connection: Connection, reason: str, message: str) -> None:
+    """Say no and why, and end the connection."""
     connection.send_json(Kind.REFUSED, reason=reason, message=message)
     try:
         await connection.drain()

@@ -1,17 +1,22 @@
-"""Frames on the KV port, which stand in for NIXL's handshake, reads and notifications.
+"""Frames on the KV port, which stand in for a handshake, for reads and writes of GPU memory, and for notifications.
 
-A frame is one byte of kind, four of length (big-endian), a body. Control bodies are JSON.
+A frame is one byte of kind, four of length (big-endian), a body. Control bodies are JSON. Every connection says first
+what it is for.
 
-    decode worker                            prefill worker
-    HELLO     {engine, compatibility}   ->
-                                        <-   WELCOME {engine, compatibility}
-    HEARTBEAT {request}                 ->   extends the lease while the decode worker's queue is long
-    PULL      {request, blocks, tokens} ->
-                                        <-   START {bytes}, DATA ..., CHECKSUM
-    DONE      {request}                 ->   frees the blocks
-    RELEASE   {request}                 ->   frees them without a transfer: the decode worker gave up
+    HELLO {engine, ranks}        the side channel: WELCOME {engine, compatibility} comes back, the connection ends
+    OPEN  {engine}               notifications and reads of one request. Then, from a reader (NIXL pull):
+        HEARTBEAT {request}          extends the lease while the reader's queue is long
+        PULL {request, blocks, tokens, tp, lanes}    asks for a transfer, see below
+        DONE {request}               frees the blocks
+        RELEASE {request}            frees them without a transfer: the reader gave up
+        REGISTER {request, ...}      (NIXL push) where the writer is to write to; RELEASE takes it back
+    OPEN, PUSH {request, ...}    from a writer (NIXL push): a transfer begins; RECEIVED comes back when it is whole
+    OPEN, WANT {transfer, ...}   from a reader (Mooncake): the transfer begins when the prefill has ended
+    LANE  {token}                one more connection for a transfer that has begun
 
-REFUSED {reason, message} may come instead of WELCOME or START; the connection then ends.
+A transfer is START {bytes, token} on the connection that asked for it, then chunks on that one and on those that
+joined: DATA (four bytes of index, bytes), in any order, END where a lane carries no more; CHECKSUM is the last frame on
+the first connection. REFUSED {reason, message} may come instead of an answer; the connection then ends.
 """
 
 from __future__ import annotations
@@ -20,7 +25,10 @@ import asyncio
 import enum
 import json
 import struct
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("!BI")
 MAX_BODY = 1024 * 1024
@@ -31,14 +39,21 @@ class Kind(enum.IntEnum):
 
     HELLO = 1
     WELCOME = 2
-    HEARTBEAT = 3
-    PULL = 4
-    START = 5
-    DATA = 6
-    CHECKSUM = 7
-    DONE = 8
-    RELEASE = 9
-    REFUSED = 10
+    OPEN = 3
+    HEARTBEAT = 4
+    PULL = 5
+    START = 6
+    DATA = 7
+    END = 8
+    CHECKSUM = 9
+    DONE = 10
+    RELEASE = 11
+    REFUSED = 12
+    LANE = 13
+    REGISTER = 14
+    PUSH = 15
+    RECEIVED = 16
+    WANT = 17
 
 
 _KINDS = frozenset(Kind)
@@ -101,15 +116,20 @@ class Connection:
 
     async def expect(self, kind: Kind) -> bytes:
         """The body of the next frame, which must be of that kind; RefusedError or WireError otherwise."""
+        return (await self.expect_one_of(kind))[1]
+
+    async def expect_one_of(self, *kinds: Kind) -> tuple[Kind, bytes]:
+        """The next frame, of one of these kinds; RefusedError or WireError otherwise."""
+        names = " or ".join(kind.name for kind in kinds)
         frame = await self.receive()
         if frame is None:
-            raise WireError(f"connection ended, {kind.name} expected")
+            raise WireError(f"connection ended, {names} expected")
         if frame[0] is Kind.REFUSED:
             refusal = parse(frame[1])
             raise RefusedError(str(refusal.get("reason")), str(refusal.get("message")))
-        if frame[0] is not kind:
-            raise WireError(f"{frame[0].name} received, {kind.name} expected")
-        return frame[1]
+        if frame[0] not in kinds:
+            raise WireError(f"{frame[0].name} received, {names} expected")
+        return frame
 
     async def close(self) -> None:
         """End the connection after what was sent; never raises for a peer that is gone."""
@@ -133,3 +153,21 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise WireError("control frame is not a JSON object")
     return fields
+
+
+async def within(seconds: float, doing: Awaitable[T]) -> T:
+    """What `doing` gives; WireError if that takes longer than so many real seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await doing
+    except TimeoutError as error:
+        raise WireError(f"nothing came for {seconds:g} s") from error
+
+
+async def connect(host: str, port: int, seconds: float) -> Connection:
+    """A connection to a KV port; WireError if there is none within so many real seconds."""
+    try:
+        reader, writer = await within(seconds, asyncio.open_connection(host, port))
+    except (OSError, UnicodeError, WireError) as error:  # UnicodeError: no host has such a name
+        raise WireError(f"no connection to {host}:{port}: {error}") from error
+    return Connection(reader, writer)

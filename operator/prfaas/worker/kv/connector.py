@@ -1,0 +1,172 @@
+"""What the engine sees of its KV connector, whichever it is, and what all connectors share.
+
+The engine says when a request begins, when its prefill ends and when it is given up; the connector says when a cache is
+here or will not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prfaas.worker.blocks import BlockPool
+from prfaas.worker.clock import Clock
+from prfaas.worker.config import KVTransfer, WorkerConfig
+from prfaas.worker.generation import Generation
+from prfaas.worker.kv.lanes import Cache, Outgoing
+from prfaas.worker.kv.leases import Lease, LeaseTable
+from prfaas.worker.kv.params import Nowhere
+from prfaas.worker.kv.payload import payload_bytes
+from prfaas.worker.kv.wire import Connection, WireError
+from prfaas.worker.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """The engine, as far as a connector calls it back."""
+
+    def kv_arrived(self, generation: Generation, state: bytes) -> None:
+        """The cache of a request is here; `state` is what it holds."""
+
+    def kv_failed(self, generation: Generation) -> None:
+        """The cache of a request will not come."""
+
+    def wake(self) -> None:
+        """A lease was renewed or ended: blocks may be free, the next deadline may be another."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a connector works with."""
+
+    config: WorkerConfig
+    clock: Clock
+    pool: BlockPool
+    metrics: Metrics
+    owner: Owner
+
+
+class Connector:
+    """The connector of an engine that has none: requests compute their own caches and keep none."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.leases = LeaseTable(1.0)
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen for peers."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+    def choose(self, generation: Generation, params: dict[str, Any] | None) -> None:
+        """What a request's parameters say of its KV: sets `remote` where it is elsewhere, `holds_kv` where it is kept.
+
+        ParamsError if nothing can be made of them: the request fails; if it is a FatalParamsError, the engine dies.
+        """
+
+    def fetch(self, generation: Generation) -> None:
+        """Begin to bring in the cache of a request that `choose` found to be elsewhere."""
+
+    def abandon(self, generation: Generation) -> None:
+        """A request is given up: whoever keeps its cache, or waits for it, is told."""
+
+    def refused(self, params: dict[str, Any] | None) -> None:
+        """A request was refused before it got here: the prefill worker must not keep its KV until the lease ends."""
+
+    def grant(self, generation: Generation, now: float) -> None:
+        """A prefill for others ended: take over its blocks, and say in `kv_params` where they are."""
+
+    def expire(self, now: float) -> None:
+        """Free what nobody came for in time."""
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next; None: never."""
+        return self.leases.next_deadline()
+
+    @property
+    def kept(self) -> int:
+        """Caches that wait for their readers."""
+        return len(self.leases)
+
+
+class Networked(Connector):
+    """What the real connectors share: leases, background tasks, the sizes of caches, the making of transfers."""
+
+    def __init__(self, services: Services, transfer: KVTransfer, keep_seconds: float) -> None:
+        super().__init__(services)
+        self.transfer = transfer
+        self.leases = LeaseTable(keep_seconds / services.config.time_scale)
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def stall_seconds(self) -> float:
+        """Real seconds without a byte after which a transfer has failed."""
+        return max(self.transfer.lease_seconds / self.services.config.time_scale, 5.0)
+
+    async def stop(self) -> None:
+        """See Connector."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=1)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def expire(self, now: float) -> None:
+        """See Connector."""
+        for key in self.leases.expire(now):
+            log.warning("KV of request %s expired unread", key)
+            self.services.metrics.expired.inc()
+
+    def fetch(self, generation: Generation) -> None:
+        """See Connector."""
+        remote = generation.remote
+        assert remote is not None
+        if isinstance(remote, Nowhere):
+            log.warning("request %s: kv_transfer_params without %s", generation.sequence.request_id, remote.missing)
+            generation.fetch = asyncio.create_task(_for_ever())
+        else:
+            generation.fetch = asyncio.create_task(self._fetch(generation))
+
+    def cache(self, engine_id: str, request_id: str, tokens: int) -> Cache:
+        """What a transfer of that request is about."""
+        config = self.services.config
+        return Cache(engine_id, request_id, tokens, payload_bytes(config.profile.kv, tokens, config.kv_byte_scale))
+
+    def outgoing(self, lease: Lease) -> Outgoing:
+        """A transfer of a cache that is kept here."""
+
+        async def check(_: int) -> None:
+            if lease.ended:
+                # Freed under the reader: it must not get a whole cache out of blocks that are another's now.
+                raise WireError("its lease ended during the transfer")
+
+        return Outgoing(self.cache(self.transfer.engine_id, lease.request_id, lease.tokens), lease.state, check)
+
+    def shown_blocks(self, generation: Generation) -> tuple[tuple[int, ...], ...]:
+        """The blocks of a prompt, one list per group of layers, as peers are told of them."""
+        sequence = generation.sequence
+        return (tuple(sequence.blocks[: self.services.pool.blocks_for(sequence.prompt_tokens)]),)
+
+    def received(self, connection: Connection) -> None:
+        """Count what came on a connection that this engine opened."""
+        self.services.metrics.kv_wire.labels("received").inc(connection.received)
+
+    def in_background(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do it beside everything else; ended by `stop`."""
+        task = asyncio.create_task(doing)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _fetch(self, generation: Generation) -> None:
+        raise NotImplementedError
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

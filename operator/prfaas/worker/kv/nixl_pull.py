@@ -1,0 +1,203 @@
+"""NIXL pull, vLLM's default: the prefill answers first, its blocks wait under a lease until a decode worker read them.
+
+The one leg follows the other. The lease, its heartbeats, the fields and what goes wrong how are vLLM 0.33's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from prfaas.worker.blocks import no_blocks
+from prfaas.worker.config import KVTransfer
+from prfaas.worker.generation import Generation
+from prfaas.worker.kv.connector import Networked, Services
+from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseError
+from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
+from prfaas.worker.kv.peers import Peers, TransferError
+from prfaas.worker.kv.pull import Pulled, Puller
+from prfaas.worker.kv.serve import SILENCE_SECONDS, Identity, KVServer
+from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
+
+log = logging.getLogger(__name__)
+
+
+class NixlPull(Networked):
+    """NixlConnector and NixlPullConnector."""
+
+    def __init__(self, services: Services, transfer: KVTransfer) -> None:
+        super().__init__(services, transfer, transfer.lease_seconds)
+        config, metrics = services.config, services.metrics
+        self._peers = Peers(config.compatibility, transfer.enforce_compatibility, metrics.failed_transfers.inc)
+        self._puller = Puller(
+            clock=services.clock,
+            peers=self._peers,
+            heartbeat_seconds=self.leases.duration / HEARTBEATS_PER_LEASE,
+            stall_seconds=self.stall_seconds,
+            lanes=transfer.lanes,
+            cache=self.cache,
+            count=self.received,
+        )
+        self._server = KVServer(
+            Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
+        )
+        self.port = transfer.port
+
+    async def start(self) -> None:
+        """Listen for readers, where this engine prefills for others."""
+        if self.transfer.produces:
+            self.port = await self._server.start(self.transfer.host, self.transfer.port)
+
+    async def stop(self) -> None:
+        """See Connector."""
+        await self._server.stop()
+        self._peers.stop()
+        await super().stop()
+
+    def choose(self, generation: Generation, params: dict[str, Any] | None) -> None:
+        """See Connector."""
+        sequence = generation.sequence
+        if params and params.get("do_remote_prefill"):
+            if not self.transfer.consumes:
+                raise ParamsError("do_remote_prefill sent to a kv_producer")
+            generation.remote = remote = RemoteBlocks.from_params(params)
+            if isinstance(remote, RemoteBlocks) and remote.tokens not in (None, sequence.prompt_tokens):
+                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt of {sequence.prompt_tokens}")
+            sequence.kv_from_remote = generation.external = True
+        elif params and params.get("do_remote_decode"):
+            if not self.transfer.produces:
+                raise ParamsError("do_remote_decode sent to a kv_consumer")
+            sequence.holds_kv = True
+
+    def abandon(self, generation: Generation) -> None:
+        """See Connector."""
+        pulling = generation.fetch is not None and not generation.fetch.done()
+        if generation.fetch is not None:
+            generation.fetch.cancel()
+        if pulling and isinstance(generation.remote, RemoteBlocks):
+            self.in_background(self._tell_released(generation.remote))
+
+    def refused(self, params: dict[str, Any] | None) -> None:
+        """See Connector."""
+        if not self.transfer.consumes or not params or not params.get("do_remote_prefill"):
+            return
+        try:
+            remote = RemoteBlocks.from_params(params)
+        except ParamsError as error:
+            log.warning("refused request without usable KV parameters: %s", error)
+            return
+        if isinstance(remote, Nowhere):
+            log.warning("refused request without kv_transfer_params.%s", remote.missing)
+        else:
+            self.in_background(self._tell_released(remote))
+
+    def grant(self, generation: Generation, now: float) -> None:
+        """See Connector."""
+        sequence = generation.sequence
+        shown = self.shown_blocks(generation)
+        blocks, sequence.blocks = sequence.blocks, no_blocks()
+        self.leases.grant(
+            Lease(
+                request_id=sequence.request_id,
+                state=generation.state,
+                tokens=sequence.prompt_tokens,
+                blocks=blocks_digest(shown),
+                deadline=now + self.leases.duration,
+                free=lambda: self.services.pool.give_back(blocks),
+            )
+        )
+        generation.kv_params = RemoteBlocks(
+            engine_id=self.transfer.engine_id,
+            request_id=sequence.request_id,
+            host=self.transfer.host,
+            port=self.port,
+            tokens=sequence.prompt_tokens,
+            block_ids=shown,
+            tp_size=self.services.config.tensor_parallel_size,
+            cached_tokens=0 if sequence.generated == 1 else None,
+        ).to_params()
+
+    # The reading side.
+
+    async def _fetch(self, generation: Generation) -> None:
+        remote, owner = generation.remote, self.services.owner
+        assert isinstance(remote, RemoteBlocks)
+        tokens = generation.sequence.prompt_tokens
+        try:
+            pulled = await self._puller.pull(remote, tokens, generation.may_transfer)
+        except TransferError as error:
+            log.error("request %s: %s", generation.sequence.request_id, error)
+            if not error.counted:
+                self.services.metrics.failed_transfers.inc()
+            owner.kv_failed(generation)
+        else:
+            self._count(pulled, tokens)
+            owner.kv_arrived(generation, pulled.state)
+
+    def _count(self, pulled: Pulled, tokens: int) -> None:
+        metrics = self.services.metrics
+        metrics.xfer_time.observe(pulled.seconds)
+        metrics.xfer_bytes.observe(pulled.wire_bytes)
+        metrics.descriptors.observe(pulled.chunks)
+        metrics.external_queries.inc(tokens)
+        metrics.external_hits.inc(tokens)
+
+    async def _tell_released(self, remote: RemoteBlocks) -> None:
+        try:
+            await self._puller.release(remote)
+        except TransferError as error:
+            log.warning("KV stays at the prefill worker until its lease ends: %s", error)
+            self.services.metrics.failed_notifications.inc()
+
+    # The side that is read.
+
+    async def _talk(self, connection: Connection) -> None:
+        services, sending = self.services, None
+        try:
+            while (frame := await self._receive(connection)) is not None:
+                kind, fields = frame[0], parse(frame[1])
+                request_id = str(fields.get("request"))
+                if kind is Kind.HEARTBEAT:
+                    if self.leases.renew(request_id, services.clock.now()):
+                        services.owner.wake()
+                elif kind is Kind.PULL:
+                    if sending is not None:
+                        raise WireError("second PULL on one connection")
+                    if fields.get("tp") != self._server.identity.tp_size:
+                        raise LeaseError("mismatch", f"this engine has not {fields.get('tp')} tensor parallel ranks")
+                    lease = self.leases.take(
+                        request_id, fields.get("blocks"), fields.get("tokens"), services.clock.now()
+                    )
+                    sending = asyncio.create_task(self._send(connection, lease))
+                elif kind in (Kind.DONE, Kind.RELEASE):
+                    self._end(request_id, "used" if kind is Kind.DONE else "released")
+                else:
+                    raise WireError(f"unexpected {kind.name}")
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+
+    async def _receive(self, connection: Connection) -> tuple[Kind, bytes] | None:
+        """The next frame; a reader that is gone without a word (a cut line) is dropped when its beats stay out."""
+        return await within(max(self.leases.duration, SILENCE_SECONDS), connection.receive())
+
+    async def _send(self, connection: Connection, lease: Lease) -> None:
+        outgoing = self.outgoing(lease)
+        self._server.transfers[outgoing.token] = outgoing
+        try:
+            await outgoing.send(connection)
+        except WireError as error:
+            log.warning("transfer of request %s failed: %s", lease.request_id, error)
+            connection.abort()
+        finally:
+            del self._server.transfers[outgoing.token]
+            self.services.metrics.kv_wire.labels("sent").inc(outgoing.sent)
+
+    def _end(self, request_id: str, how: str) -> None:
+        if self.leases.end(request_id, how):
+            self.services.owner.wake()
+        elif how == "used" and self.leases.ending(request_id) == "expired":
+            log.error("request %s was read after its lease had ended", request_id)
+            self.services.metrics.after_expiry.inc()
