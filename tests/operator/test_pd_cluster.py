@@ -230,7 +230,7 @@ async def test_roles_whose_kv_differs_stall_with_path_reason_and_remedy_and_keep
     conditions = await bench.conditions(KIND, "west")
     assert conditions["Stalled"] == ("True", "InvalidSpec")
     message = await bench.message(KIND, "west", "Stalled")
-    assert message.startswith("spec.roles.decode.args: --kv-cache-dtype is not given for prefill and 'fp8' for decode")
+    assert message.startswith("spec.roles.decode.args: --kv-cache-dtype is 'auto' for prefill and 'fp8' for decode")
     assert "give it in spec.engine.args, for both" in message
     assert {name: obj["spec"] for name, obj in (await bench.children()).items()} == {
         name: obj["spec"] for name, obj in before.items()

@@ -10,7 +10,8 @@ import pytest
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.workloads import wanted
-from prfaas.workloads.engine import command_line, compatibility_key, grace_seconds, kv_transfer_config
+from prfaas.workloads.engine import command_line, compatibility_key, grace_seconds
+from prfaas.workloads.engines.vllm import kv_transfer_config
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.instance import child
 from prfaas.workloads.meta import Owner
@@ -103,12 +104,12 @@ def test_the_roles_of_a_pd_pool_have_revisions_of_their_own() -> None:
 
 
 def test_the_users_arguments_come_last() -> None:
-    assert command_line(engine(args=["--port", "1"]).spec, "prefill")[-2:] == ["--port", "1"]
+    assert command_line(engine(args=["--max-num-seqs", "8"]).spec, "prefill")[-2:] == ["--max-num-seqs", "8"]
 
 
 @pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
 def test_a_failed_load_of_kv_is_an_error_in_both_roles(role: str, kv_role: str) -> None:
-    config = json.loads(kv_transfer_config(role))
+    config = json.loads(kv_transfer_config(pd({}).spec, role))
     assert (config["kv_role"], config["kv_load_failure_policy"]) == (kv_role, "fail")
 
 
@@ -162,8 +163,8 @@ def test_a_pd_pools_key_is_that_of_a_prefill_pool_whose_kv_its_decode_instances_
 @pytest.mark.parametrize(
     ("roles", "engine_args", "path", "problem"),
     [
-        ({"decode": {"args": FP8}}, [], "spec.roles.decode.args", "not given for prefill and 'fp8' for decode"),
-        ({"prefill": {"args": FP8}}, [], "spec.roles.prefill.args", "'fp8' for prefill and not given for decode"),
+        ({"decode": {"args": FP8}}, [], "spec.roles.decode.args", "'auto' for prefill and 'fp8' for decode"),
+        ({"prefill": {"args": FP8}}, [], "spec.roles.prefill.args", "'fp8' for prefill and 'auto' for decode"),
         (
             {"prefill": {"args": ["--kv_cache_dtype=auto"]}},
             FP8,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from prfaas.api import labels
 from prfaas.api.pool import PoolSpec
 from prfaas.workloads import engine, strategic
+from prfaas.workloads.engines.base import MULTUS
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Object, Owner, digest
 
@@ -86,8 +87,8 @@ def _template(owner: Owner, spec: PoolSpec, role: str, name: str, number: str, n
     _refuse_reserved("spec.podTemplate.metadata.labels", override.metadata.labels)
     _refuse_reserved("spec.podTemplate.metadata.annotations", override.metadata.annotations)
     metadata: Object = {"labels": {**override.metadata.labels, **own}}
-    if override.metadata.annotations:
-        metadata["annotations"] = dict(override.metadata.annotations)
+    if annotations := {**_networks(spec), **override.metadata.annotations}:
+        metadata["annotations"] = annotations
     try:
         pod = strategic.merge(_pod(spec, role, node), override.spec, "spec.podTemplate.spec")
     except strategic.MergeError as error:
@@ -110,11 +111,24 @@ def _pod(spec: PoolSpec, role: str, node: str) -> Object:
         "terminationGracePeriodSeconds": engine.grace_seconds(spec, role),
         "containers": [engine.container(spec, role, node_rank=rank, headless=node == "worker")],
         "tolerations": _tolerations(spec),
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": engine.volumes(spec),
     }
+    if spec.network.exposure == "HostNetwork":
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if spec.engine.image_pull_secrets:
+        pod["imagePullSecrets"] = [secret.to_wire() for secret in spec.engine.image_pull_secrets]
+    if spec.node_pool.runtime_class_name is not None:
+        pod["runtimeClassName"] = spec.node_pool.runtime_class_name
     if spec.node_pool.node_selector:
         pod["nodeSelector"] = dict(spec.node_pool.node_selector)
     return pod
+
+
+def _networks(spec: PoolSpec) -> dict[str, str]:
+    """The second interface of `spec.network`, as Multus is asked for it."""
+    if spec.network.interface is None:
+        return {}
+    return {MULTUS: f"{spec.network.attachment}@{spec.network.interface}"}
 
 
 def _tolerations(spec: PoolSpec) -> list[Object]:

@@ -10,7 +10,7 @@ from prfaas.api.policy import RoutingPolicy
 from prfaas.api.pool import PoolSpec
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.workloads import router
-from prfaas.workloads.engine import check_roles_agree, engine_of
+from prfaas.workloads.engine import check, engine_of
 from prfaas.workloads.instance import child, revision
 from prfaas.workloads.meta import Object, Owner
 from prfaas.workloads.router import RouterSettings
@@ -22,7 +22,7 @@ BOTH_ROLES = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
 
 def revisions(owner: Owner, spec: PoolSpec) -> dict[str, str]:
     """The revision that each role's instances should have. Raises SpecError."""
-    check_roles_agree(spec)
+    check(spec)
     return {role: revision(owner, spec, role) for role in roles_of(spec)}
 
 

@@ -1,0 +1,108 @@
+"""What is wrong with a spec, or only unwise: the form in which rules say so, and what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas.api import labels
+from prfaas.api.common import EnvVar
+from prfaas.api.pd_cluster import PDClusterSpec
+from prfaas.api.pool import PoolSpec
+from prfaas.workloads.engines.base import CONTAINER
+from prfaas.workloads.errors import SpecError
+
+BOTH = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about a spec. `refused`: the pool is not built; otherwise a person should know."""
+
+    path: str
+    problem: str
+    remedy: str
+    refused: bool = True
+
+    @property
+    def error(self) -> SpecError:
+        """The error that refuses the spec."""
+        return SpecError(self.path, self.problem, self.remedy)
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+def warning(path: str, problem: str, remedy: str) -> Finding:
+    """Something that a person should know and that stops nothing."""
+    return Finding(path, problem, remedy, refused=False)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of the user's, where they stand, and for which roles."""
+
+    path: str
+    words: tuple[str, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable of the user's, where it stands, and for which roles."""
+
+    path: str
+    name: str
+    value: str | None
+    """None where it comes from elsewhere, such as a Secret."""
+    roles: tuple[str, ...]
+
+
+def roles_of(spec: PoolSpec) -> tuple[str, ...]:
+    """The roles that instances of this pool can have."""
+    return BOTH if isinstance(spec, PDClusterSpec) else (labels.ROLE_PREFILL,)
+
+
+def arguments_of(spec: PoolSpec) -> Iterator[Arguments]:
+    """All arguments that a spec has."""
+    yield Arguments("spec.engine.args", spec.engine.args, roles_of(spec))
+    if isinstance(spec, PDClusterSpec):
+        yield Arguments("spec.roles.prefill.args", spec.roles.prefill.args, (labels.ROLE_PREFILL,))
+        yield Arguments("spec.roles.decode.args", spec.roles.decode.args, (labels.ROLE_DECODE,))
+
+
+def variables_of(spec: PoolSpec) -> Iterator[Variable]:
+    """All environment variables that a spec has, those that win last."""
+    yield from _variables("spec.engine.env", spec.engine.env, roles_of(spec))
+    if isinstance(spec, PDClusterSpec):
+        yield from _variables("spec.roles.prefill.env", spec.roles.prefill.env, (labels.ROLE_PREFILL,))
+        yield from _variables("spec.roles.decode.env", spec.roles.decode.env, (labels.ROLE_DECODE,))
+    path, container = engine_override(spec)
+    for index, item in enumerate(_items(container.get("env"))):
+        if isinstance(item.get("name"), str):
+            value = None if "valueFrom" in item else str(item.get("value", ""))
+            yield Variable(f"{path}.env[{index}]", item["name"], value, roles_of(spec))
+
+
+def environment_of(spec: PoolSpec, role: str) -> dict[str, str | None]:
+    """The user's variables of one role with the values that count."""
+    return {each.name: each.value for each in variables_of(spec) if role in each.roles}
+
+
+def engine_override(spec: PoolSpec) -> tuple[str, Mapping[str, Any]]:
+    """What the pod template says about the engine's container, and where; empty where it says nothing."""
+    for index, item in enumerate(_items(spec.pod_template.spec.get("containers"))):
+        if item.get("name") == CONTAINER:
+            return f"spec.podTemplate.spec.containers[{index}]", item
+    return "spec.podTemplate.spec.containers", {}
+
+
+def _variables(path: str, variables: Sequence[EnvVar], roles: tuple[str, ...]) -> Iterator[Variable]:
+    for index, each in enumerate(variables):
+        value = None if each.value_from is not None else each.value or ""
+        yield Variable(f"{path}[{index}]", each.name, value, roles)
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,365 @@
+"""What a user may not tell vLLM, since prefill and decode would part without an error, or end with one.
+
+Each rule names the field, what happens, and what to write instead. Where a public report tells of it, its number
+follows. `docs/engine.md` has them in a table, and each has a test.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prfaas.api.engine import LEAST_LEASE_SECONDS
+from prfaas.api.labels import PORT_KV
+from prfaas.api.pd_cluster import PDClusterSpec
+from prfaas.api.pool import PoolSpec
+from prfaas.workloads.engines import flags, vllm
+from prfaas.workloads.engines.base import engine_of, image_name
+from prfaas.workloads.engines.findings import (
+    Arguments,
+    Finding,
+    Variable,
+    arguments_of,
+    environment_of,
+    roles_of,
+    variables_of,
+    warning,
+)
+from prfaas.workloads.engines.flags import Given
+
+FIELDS = {
+    "--model": "spec.model.name",
+    "--served-model-name": "spec.model.servedName",
+    "--revision": "spec.model.revision",
+    "--port": "spec.engine.port",
+    "--tensor-parallel-size": "spec.engine.parallelism.tensor",
+    "--pipeline-parallel-size": "spec.engine.parallelism.pipeline",
+    "--data-parallel-size": "spec.engine.parallelism.data",
+    "--nnodes": "spec.nodesPerInstance",
+    "--node-rank": "spec.nodesPerInstance",
+    "--master-addr": "spec.nodesPerInstance",
+    "--headless": "spec.nodesPerInstance",
+    "--shutdown-timeout": "spec.engine.shutdownTimeout",
+    "--enable-prefix-caching": "spec.engine.prefixCaching",
+    "--ssl-keyfile": "spec.engine.tls",
+    "--ssl-certfile": "spec.engine.tls",
+}
+"""Flags whose value more depends on than the engine: Services, probes, pods, routers, the peer."""
+BREAKS = {
+    "--kv-offloading-size": (
+        "replaces kv_connector and kv_role of --kv-transfer-config: prefill and decode would no longer exchange KV "
+        "cache, and vLLM does not say so",
+        "leave it out",
+    ),
+    "--uds": ("makes the engine listen on a file instead of a port: nothing could reach it", "leave it out"),
+    "--grpc": ("replaces the HTTP server that probes and routers talk to", "leave it out"),
+    **dict.fromkeys(
+        (
+            "--data-parallel-rank",
+            "--data-parallel-start-rank",
+            "--data-parallel-external-lb",
+            "--data-parallel-hybrid-lb",
+            "--data-parallel-multi-port-external-lb",
+        ),
+        (
+            "gives each data parallel rank a server of its own, and an instance has one address",
+            "set spec.engine.parallelism.data, or make each rank an instance",
+        ),
+    ),
+}
+"""Flags that part prefill and decode whatever their value."""
+WITH_FIELD = {
+    "--dtype": ("dtype", "auto"),
+    "--kv-cache-dtype": ("kv_cache_dtype", "auto"),
+    "--attention-backend": ("attention_backend", None),
+    "--block-size": ("block_size", None),
+}
+"""Flags that may stand in either place: field of the engine and its default."""
+BLOCK_SIZES: Mapping[str, tuple[str, Callable[[int], bool]]] = {
+    "FLASHMLA": ("64", lambda size: size == 64),
+    "CUTLASS_MLA": ("128", lambda size: size == 128),
+    "FLASHINFER_MLA": ("32 or 64", lambda size: size in (32, 64)),
+    **{
+        backend: ("a multiple of 16", lambda size: size % 16 == 0)
+        for backend in ("FLASH_ATTN", "FLASH_ATTN_MLA", "TRITON_ATTN")
+    },
+}
+"""Attention backend -> block sizes that it takes."""
+CONNECTORS = {"Nixl": ("NixlConnector", "NixlPullConnector"), "Mooncake": ("MooncakeConnector",)}
+OLDEST = (0, 33)
+_LOOPBACK = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)?$")
+_ADDRESSES = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP")
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def findings(spec: PoolSpec) -> Iterator[Finding]:
+    """All that vLLM would not forgive, and what a person should know."""
+    yield from _image(spec)
+    yield from _command(spec)
+    for arguments in arguments_of(spec):
+        reading = flags.read(arguments.words)
+        for word in reading.stray:
+            yield Finding(
+                arguments.path,
+                f"{word!r} belongs to no flag: vLLM ends with an error",
+                "write it behind its flag; the model is spec.model.name",
+            )
+        for given in reading.given:
+            yield from _flag(spec, arguments, reading, given)
+    for variable in variables_of(spec):
+        yield from _variable(spec, variable)
+    for role in roles_of(spec):
+        yield from _block_size(spec, role)
+    yield from _layers(spec)
+
+
+def _image(spec: PoolSpec) -> Iterator[Finding]:
+    """A version gate, where the image's tag says the version."""
+    name, _, tag = image_name(spec.engine).partition(":")
+    version = re.match(r"v?(\d+)\.(\d+)", tag)
+    if not name.startswith("vllm") or version is None:
+        return
+    found = (int(version[1]), int(version[2]))
+    if found < OLDEST:
+        yield Finding(
+            "spec.engine.image",
+            f"vLLM {found[0]}.{found[1]} is too old: it does not know all flags used here, and hybrid models fail in "
+            "it where prefill and decode are apart (vllm #41860, #43508, #46453, #48195; dynamo #10741)",
+            "use vLLM 0.33 or later",
+        )
+    elif found > OLDEST:
+        yield warning(
+            "spec.engine.image",
+            f"the command line is that of vLLM 0.33, and the image is {found[0]}.{found[1]}",
+            "try it on one pool first",
+        )
+
+
+def _command(spec: PoolSpec) -> Iterator[Finding]:
+    given = flags.read([*spec.engine.command_words, spec.model.name]).given
+    if given and given[-1].known and spec.model.name in given[-1].values:
+        yield Finding(
+            "spec.engine.command",
+            f"{given[-1].written} takes the words after it, and would take the model's name too",
+            "write flags in spec.engine.args",
+        )
+
+
+def _flag(spec: PoolSpec, arguments: Arguments, reading: flags.Reading, given: Given) -> Iterator[Finding]:
+    where, name = arguments.path, given.written
+    if given.flag in FIELDS:
+        yield Finding(where, f"{name} is decided elsewhere, and more depends on it", f"set {FIELDS[given.flag]}")
+    elif given.flag in BREAKS:
+        problem, remedy = BREAKS[given.flag]
+        yield Finding(where, f"{name} {problem}", remedy)
+    elif not given.known and name.replace("_", "-") in flags.removed():
+        yield Finding(where, f"vLLM 0.33 has no {name} any more and ends with an error", "leave it out")
+    elif given.flag == "--config":
+        yield from _config_file(where, given, f"{name}=" in " ".join(arguments.words))
+    elif given.flag == "--kv-transfer-config":
+        yield from _kv_transfer(spec, arguments, given)
+    elif given.flag == "--kv-events-config":
+        yield from _kv_events(where, given)
+    elif given.flag == "--attention-config":
+        config = reading.json("--attention-config")
+        if isinstance(config, dict) and "backend" in config:
+            yield Finding(where, f"{name} names an attention backend", "set spec.engine.attentionBackend")
+    elif given.flag in WITH_FIELD:
+        field, default = WITH_FIELD[given.flag]
+        said = getattr(spec.engine, field)
+        if said != default and str(said) != given.value:
+            camel = {"kv_cache_dtype": "kvCacheDtype", "attention_backend": "attentionBackend"}
+            path = f"spec.engine.{camel.get(field, field if field == 'dtype' else 'blockSize')}"
+            yield Finding(where, f"{name} is {given.value!r} and {path} is {said!r}", "say it once")
+    else:
+        yield from _unwise(spec, where, given)
+
+
+def _config_file(where: str, given: Given, joined: bool) -> Iterator[Finding]:
+    if joined:
+        yield Finding(where, "vLLM accepts --config=FILE and does not read the file", "write its flags here")
+    else:
+        yield warning(where, f"what is in {given.value} is not looked into", "write its flags here")
+
+
+def _kv_transfer(spec: PoolSpec, arguments: Arguments, given: Given) -> Iterator[Finding]:
+    where = arguments.path
+    if given.key is not None:
+        yield Finding(
+            where,
+            f"{given.written} replaces the whole of --kv-transfer-config, connector and role with it: vLLM does not "
+            "merge dotted flags with JSON",
+            "leave it out; spec.engine has connector, transport, lanes and kvLease",
+        )
+        return
+    try:
+        config = json.loads(given.value or "")
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
+        return
+    for role in arguments.roles:
+        yield from _kv_transfer_value(spec, where, role, config)
+
+
+def _kv_transfer_value(spec: PoolSpec, where: str, role: str, config: dict[str, Any]) -> Iterator[Finding]:
+    allowed = CONNECTORS[spec.engine.connector]
+    connector = config.get("kv_connector")
+    if connector not in allowed:
+        reports = " (vllm #52617)" if "LMCache" in str(connector) else ""
+        yield Finding(
+            where,
+            f"kv_connector is {connector!r}, and spec.engine.connector {spec.engine.connector} means {allowed[0]}: "
+            f"other connectors have no part in prefill and decode here, or lose hybrid models{reports}",
+            "leave --kv-transfer-config out",
+        )
+    if config.get("kv_role") != vllm.KV_ROLES[role]:
+        yield Finding(
+            where,
+            f"kv_role is {config.get('kv_role')!r}, and for {role} it is {vllm.KV_ROLES[role]!r} (vllm #33702)",
+            "write it under spec.roles, each role with its own, or leave --kv-transfer-config out",
+        )
+    extra = config.get("kv_connector_extra_config")
+    extra = extra if isinstance(extra, dict) else {}
+    if extra.get("enforce_handshake_compat") is False:
+        yield Finding(
+            where,
+            "enforce_handshake_compat is false: instances that differ would read each other's KV cache, and answer "
+            "with wrong text and status 200 (vllm #53912, local-inference-lab/vllm #402)",
+            "leave it out",
+        )
+    lease = extra.get("kv_lease_duration", vllm.KV_LEASE_SECONDS)
+    if not isinstance(lease, int) or lease < LEAST_LEASE_SECONDS:
+        yield Finding(
+            where,
+            f"kv_lease_duration is {lease!r}: KV cache could be freed and used again while a decode instance still "
+            "reads it, which answers with wrong text and status 200 (aws-do-eks #84)",
+            f"at least {LEAST_LEASE_SECONDS}; spec.engine.kvLease sets it",
+        )
+    if config.get("kv_load_failure_policy", "fail") != "fail":
+        yield warning(
+            where,
+            "kv_load_failure_policy recompute makes decode instances prefill long prompts whose KV cache was lost",
+            "leave it out: the router tries again where that helps",
+        )
+
+
+def _kv_events(where: str, given: Given) -> Iterator[Finding]:
+    if given.key is not None:
+        yield Finding(
+            where,
+            f"{given.written} replaces the whole of --kv-events-config, and vLLM reads a value such as 5 as a number",
+            "write --kv-events-config as one JSON value, with spec.engine.kvEvents false",
+        )
+        return
+    try:
+        config = json.loads(given.value or "")
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
+        return
+    endpoint = str(config.get("endpoint", "tcp://*:5557"))
+    if "*" not in endpoint and "::" not in endpoint and not endpoint.startswith(("ipc://", "inproc://")):
+        yield Finding(
+            where,
+            f"the endpoint {endpoint} has neither * nor ::, so the engine connects to it instead of listening",
+            "write tcp://*:PORT",
+        )
+
+
+def _unwise(spec: PoolSpec, where: str, given: Given) -> Iterator[Finding]:
+    """Flags that break nothing and still surprise."""
+    name = given.written
+    if given.flag == "--api-key":
+        yield warning(where, "whoever may read pods can read the key", "set spec.engine.apiKeySecretRef")
+    elif given.flag == "--host" and _LOOPBACK.match(given.value or "") and given.value not in ("0.0.0.0", "::"):
+        yield Finding(where, f"{name} {given.value}: nothing outside the pod could reach the engine", "leave it out")
+    elif given.flag == "--disable-hybrid-kv-cache-manager" and not given.negated:
+        yield warning(
+            where,
+            "without the hybrid KV cache manager models with state space or linear layers do not start "
+            "(vllm #42024), and peers must do without it too",
+            "leave it out",
+        )
+    elif given.flag == "--disable-log-stats":
+        yield warning(where, "without statistics there are no metrics of the engine", "leave it out")
+    elif not given.known and name.startswith("--") and spec.engine.command is None:
+        yield warning(where, f"vLLM 0.33 has no {name}", "see `vllm serve --help=all` of the image")
+
+
+def _variable(spec: PoolSpec, variable: Variable) -> Iterator[Finding]:
+    name, value = variable.name, variable.value
+    if value is None:
+        return
+    if name in _ALLOCATORS and re.search(r"expandable_segments\s*:\s*true", value, re.IGNORECASE):
+        if not all(_own_allocator(spec, role) for role in variable.roles):
+            yield Finding(
+                variable.path,
+                f"{name} has expandable_segments:True, which moves memory that the KV connector has registered: vLLM "
+                "refuses to start, or transfers fail",
+                "leave it out, or add --enable-cumem-allocator to spec.engine.args",
+            )
+    elif name == "VLLM_PORT" and not value.isdecimal():
+        yield Finding(
+            variable.path,
+            f"VLLM_PORT is {value!r}: it is a port for vLLM, and what Kubernetes sets for a Service called vllm is not",
+            "leave it out",
+        )
+    elif name in _ADDRESSES and _LOOPBACK.match(value):
+        yield Finding(
+            variable.path,
+            f"{name} is {value!r}: it is the address at which decode instances look for KV cache",
+            "leave it out: spec.network decides it",
+        )
+    elif name == "VLLM_NIXL_SIDE_CHANNEL_PORT" and value != str(PORT_KV):
+        yield warning(
+            variable.path,
+            f"Services, and whatever counts or guards the line, know port {PORT_KV} only",
+            "leave it out",
+        )
+    elif name == "VLLM_NIXL_ABORT_REQUEST_TIMEOUT":
+        yield warning(variable.path, f"vLLM 0.33 does not read {name} any more", "set spec.engine.kvLease")
+    elif name == "VLLM_SERVER_DEV_MODE" and value not in ("", "0"):
+        yield warning(variable.path, "anyone who reaches the engine can put it to sleep or empty it", "leave it out")
+
+
+def _own_allocator(spec: PoolSpec, role: str) -> bool:
+    given = flags.read(engine_of(spec, role).args)
+    return bool(given.switch("--enable-cumem-allocator") or given.switch("--enable-sleep-mode"))
+
+
+def _block_size(spec: PoolSpec, role: str) -> Iterator[Finding]:
+    shape = vllm.shape(spec, role, environment_of(spec, role))
+    backend, size = shape["--attention-backend"], shape["--block-size"]
+    if size is None or backend not in BLOCK_SIZES:
+        return
+    text, fits = BLOCK_SIZES[backend]
+    if not str(size).isdecimal() or not fits(int(size)):
+        where = "spec.engine.blockSize" if spec.engine.block_size is not None else "spec.engine.args"
+        yield Finding(
+            where, f"{backend} takes blocks of {text} tokens, not of {size}", f"write {text}, or leave it out"
+        )
+
+
+def _layers(spec: PoolSpec) -> Iterator[Finding]:
+    engine = spec.engine
+    if engine.parallelism.pipeline > 1 and engine.connector == "Nixl":
+        where = "spec.engine.parallelism.pipeline"
+        if isinstance(spec, PDClusterSpec):
+            yield Finding(
+                where,
+                "the NIXL connector has no pipeline stages on the decode side: vLLM ends with an error",
+                "1 for a PDCluster; divide layers with tensor parallelism",
+            )
+        else:
+            yield warning(where, "vLLM refuses pipeline stages with NIXL for hybrid models", "1 for hybrid models")
+    if vllm.shape(spec, roles_of(spec)[-1], {})["--attention-backend"] == "AUTO":
+        yield warning(
+            "spec.engine.attentionBackend",
+            "is not set: each side's vLLM chooses by its GPU, and sides that choose differently refuse each other",
+            "set it, equal at both ends",
+        )
