@@ -26,7 +26,7 @@ from prfaas.workloads import wanted
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import Owner
 from prfaas.workloads.router import RouterSettings
-from tests.api.documents import Document, example
+from tests.api.documents import EXAMPLES, Document, example
 
 SETTINGS = RouterSettings(operator_image="operator", envoy_image="envoy", cluster_role="router")
 ELSEWHERE = {
@@ -42,7 +42,8 @@ ELSEWHERE = {
     "spec.peer.source.kubeConfigSecretRef.name": "the reconcile: tests of the operator",
     "spec.peer.source.kubeConfigSecretRef.key": "the reconcile: tests of the operator",
     "spec.paused": "the reconcile: tests of the operator",
-    "spec.engine.connector": "one value so far",
+    "spec.engine.parallelism.tensor": "changes with parallelism.pipeline alone: below",
+    "spec.engine.parallelism.data": "changes with parallelism.tensor alone: below",
     "spec.nodePool.accelerator": "a column of `kubectl get`: test_kubectl.py",
     "spec.remotePrefill.[].minThreshold": "a bound: test_rules.py",
     "spec.remotePrefill.[].maxThreshold": "a bound: test_rules.py",
@@ -124,6 +125,12 @@ def valid(document: Document) -> bool:
     return True
 
 
+def placed(document: Document) -> Document:
+    """A full example as the API server would hand it out, without status."""
+    metadata = {**document["metadata"], "namespace": "default", "uid": "uid"}
+    return {**{name: value for name, value in document.items() if name != "status"}, "metadata": metadata}
+
+
 def places(value: Any, path: tuple[str, ...], so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a schema path leads to in a document."""
     if not path:
@@ -150,10 +157,10 @@ FIELDS = [(kind, path, schema) for kind, path, schema in fields() if ".".join(pa
 
 @pytest.mark.parametrize(("kind", "path", "schema"), FIELDS, ids=[f"{kind} {'.'.join(p)}" for kind, p, _ in FIELDS])
 def test_a_change_of_the_field_changes_something(kind: str, path: tuple[str, ...], schema: dict[str, Any]) -> None:
-    document = example(kind, {"metadata.namespace": "default", "metadata.uid": "uid"})
-
-    found = [next(pairs_at(document, place, schema), None) for place in places(document, path)]
-    pairs = [pair for pair in found if pair is not None]
+    pairs = []
+    for document in map(placed, EXAMPLES[kind]):
+        found = [next(pairs_at(document, place, schema), None) for place in places(document, path)]
+        pairs += [pair for pair in found if pair is not None]
 
     assert pairs, "no other value fits anywhere"
     assert all(effects(before) != effects(after) for before, after in pairs)
@@ -171,6 +178,16 @@ def test_a_change_of_the_field_changes_something(kind: str, path: tuple[str, ...
     ids=["kinds", "encryption.control"],
 )
 def test_a_change_of_fields_that_go_together_changes_something(before: Document, after: Document) -> None:
-    placed = {"metadata.namespace": "default", "metadata.uid": "uid"}
+    names = {"metadata.namespace": "default", "metadata.uid": "uid"}
 
-    assert effects(example("InterClusterLink", before | placed)) != effects(example("InterClusterLink", after | placed))
+    assert effects(example("InterClusterLink", before | names)) != effects(example("InterClusterLink", after | names))
+
+
+@pytest.mark.parametrize("kind", ["PrfaaSCluster", "PDCluster"])
+def test_a_change_of_parallelism_changes_something(kind: str) -> None:
+    parts = ({"tensor": 16}, {"tensor": 8, "pipeline": 2}, {"tensor": 8, "data": 2}, {"tensor": 4, "data": 4})
+    names = {"metadata.namespace": "default", "metadata.uid": "uid", "spec.nodesPerInstance": 1}
+
+    found = [effects(example(kind, {**names, "spec.engine.parallelism": part})) for part in parts]
+
+    assert all(one != other for index, one in enumerate(found) for other in found[:index])
