@@ -35,7 +35,7 @@ async def parse(world: World, live: Object, model: type[Model]) -> Model | None:
     try:
         return model.model_validate(live)
     except ValidationError as error:
-        obstacle = spec_obstacle(_first(error))
+        obstacle = spec_obstacle(complaints(error)[0])
         kept = {name: value for name, value in (live.get("status") or {}).items() if name != "conditions"}
         generation = live["metadata"].get("generation", 0)
         verdicts = summary([], obstacle=obstacle, paused=False)
@@ -44,10 +44,13 @@ async def parse(world: World, live: Object, model: type[Model]) -> Model | None:
         return None
 
 
-def _first(error: ValidationError) -> SpecError:
-    """The first complaint, as a person can use it."""
-    complaint = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ""
-    for part in complaint["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return SpecError(path.lstrip(".") or "spec", complaint["msg"], "see `kubectl explain` for what is allowed")
+def complaints(error: ValidationError) -> list[SpecError]:
+    """What does not fit, each as a person can use it: the path of the field, and what is wrong there."""
+    found = []
+    for complaint in error.errors(include_url=False, include_context=False, include_input=False):
+        path = ""
+        for part in complaint["loc"]:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        problem = complaint["msg"].removeprefix("Value error, ")
+        found.append(SpecError(path.lstrip(".") or "spec", problem, "see `kubectl explain` for what is allowed"))
+    return found
