@@ -11,6 +11,9 @@ from typing import Any, Literal
 from prfaas.api.labels import PORT_HTTP, PORT_KV
 from prfaas.api.profile import Profile, positive
 from prfaas.worker.blocks import BlockPool
+from prfaas.worker.events import EventsConfig
+from prfaas.worker.frontend import FrontEnd
+from prfaas.worker.hashing import Algorithm
 
 VLLM_VERSION = "0.33.0"
 NIXL_CONNECTOR_VERSION = 15
@@ -18,6 +21,7 @@ DEFAULT_MAX_MODEL_LEN = 131_072
 DEFAULT_LEASE_SECONDS = 30
 
 Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+Attention = Literal["full", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,23 @@ class WorkerConfig:
     load_tracking: bool = False
     keep_alive_seconds: float = 5.0
     """VLLM_HTTP_TIMEOUT_KEEP_ALIVE."""
+    front: FrontEnd = field(default_factory=FrontEnd)
+    prefix_caching: bool = True
+    hash_algorithm: Algorithm = "sha256"
+    python_hash_seed: str | None = None
+    """PYTHONHASHSEED, which block hashes begin with."""
+    attention: Attention = "full"
+    """What the model's KV cache is made of: attention only, or also the state of linear layers (`hybrid`)."""
+    retention_interval: int | None = 0
+    """`--prefix-cache-retention-interval`: tokens between kept states; None keeps all there are, 0 no regular ones."""
+    max_num_batched_tokens: int = 8192
+    """vLLM's default on H100, H200 and H20."""
+    chunked_prefill: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    kv_events: EventsConfig | None = None
+    """None: nothing is published."""
+    event_host: str = "127.0.0.1"
+    """This host's address, VLLM_HOST_IP: where `tcp://*:0` binds."""
 
     def __post_init__(self) -> None:
         positive("--time-scale", self.time_scale)

@@ -1,20 +1,22 @@
-"""From parsed flags and the environment to a WorkerConfig. The flags themselves are in cli/worker.py.
+"""From parsed flags and the environment to a WorkerConfig. The flags themselves are in `commandline`.
 
-Values that vLLM refuses are refused here too, so that a manifest that starts the fake starts the real one.
+What vLLM refuses was refused before (commandline.parser, commandline.checks); here is what only this worker refuses.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from prfaas.api.labels import PORT_KV
 from prfaas.api.profile import Profile
 from prfaas.api.profiles import parse_profile, shipped, shipped_names
-from prfaas.worker.config import DEFAULT_LEASE_SECONDS, KVTransfer, Role, WorkerConfig
+from prfaas.worker.commandline.checks import BLOCK_SIZES, transfer_config
+from prfaas.worker.config import DEFAULT_LEASE_SECONDS, VLLM_VERSION, KVTransfer, Role, WorkerConfig
+from prfaas.worker.events import EventsConfig
+from prfaas.worker.frontend import read_front_end
 
 ROLES: tuple[Role, ...] = get_args(Role)
 CONNECTORS = ("NixlConnector", "NixlPullConnector")
@@ -39,17 +41,12 @@ _SAME = {
     "enable_force_include_usage": "force_include_usage",
     "enable_request_id_headers": "request_id_headers",
     "enable_server_load_tracking": "load_tracking",
-}
-_TRANSFER_FIELDS = {
-    "kv_connector",
-    "engine_id",
-    "kv_buffer_device",
-    "kv_role",
-    "kv_port",
-    "kv_connector_extra_config",
-    "kv_connector_module_path",
-    "enable_permute_local_kv",
-    "kv_load_failure_policy",
+    "enable_prefix_caching": "prefix_caching",
+    "prefix_caching_hash_algo": "hash_algorithm",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "enable_chunked_prefill": "chunked_prefill",
+    "scheduling_policy": "scheduling_policy",
+    "attention": "attention",
 }
 
 
@@ -59,29 +56,37 @@ class FlagError(ValueError):
 
 def read_config(args: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
     """The configuration; ValueError (FlagError is one) names the flag that is wrong."""
-    for flag, value, least in (
-        ("--max-model-len", args.max_model_len, 1),
-        ("--max-num-seqs", args.max_num_seqs, 1),
-        ("--tensor-parallel-size", args.tensor_parallel_size, 1),
-        ("--block-size", args.block_size, 1),
-        ("--num-gpu-blocks-override", args.num_gpu_blocks_override, 1),
-        ("--max-num-queued-reqs", args.max_num_queued_reqs, 0),
-        ("--max-num-queued-tokens", args.max_num_queued_tokens, 0),
-        ("--shutdown-timeout", args.shutdown_timeout, 0),
-    ):
-        if value is not None and value < least:
-            raise FlagError(f"{flag} must be at least {least}, got {value}")
-    keys = args.api_key or ([environment["VLLM_API_KEY"]] if environment.get("VLLM_API_KEY") else [])
+    refuse_what_is_not_emulated(args)
+    keys = args.api_key or [environment.get("VLLM_API_KEY", "")]
     given = {name: getattr(args, flag) for flag, name in _SAME.items() if getattr(args, flag) is not None}
+    if args.max_model_len == -1:  # left to the model
+        del given["max_model_len"]
+    if args.shutdown_timeout < 0:
+        raise FlagError(f"--shutdown-timeout must be at least 0, got {args.shutdown_timeout}")
+    given.setdefault("block_size", BLOCK_SIZES.get((args.attention_backend or "").upper(), 16))
     return WorkerConfig(
         model=args.model,
         profile=find_profile(args.profile),
         served_names=tuple(args.served_model_name or ()),
-        kv_transfer=read_kv_transfer(args.kv_transfer_config, environment),
-        api_keys=tuple(keys),
+        kv_transfer=read_kv_transfer(transfer_config(args), environment),
+        api_keys=tuple(key for key in keys if key),
+        front=read_front_end(args, environment, VLLM_VERSION),
+        retention_interval=args.prefix_cache_retention_interval,
+        kv_events=read_kv_events(args.kv_events_config, environment),
+        event_host=environment.get("VLLM_HOST_IP") or "127.0.0.1",
+        python_hash_seed=environment.get("PYTHONHASHSEED"),
         keep_alive_seconds=_environment_number(environment, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5),
         **given,
     )
+
+
+def read_kv_events(fields: Mapping[str, Any] | None, environment: Mapping[str, str]) -> EventsConfig | None:
+    """`--kv-events-config`, parsed: None where it is absent."""
+    if fields is None:
+        return None
+    int_hashes = environment.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1").strip().lower() in ("1", "true")
+    given = {key: value for key, value in fields.items() if value is not None}
+    return EventsConfig(**given, int_hashes=int_hashes)
 
 
 def find_profile(name: str) -> Profile:
@@ -99,31 +104,30 @@ def find_profile(name: str) -> Profile:
         raise FlagError(f"--profile {name}: {error}") from error
 
 
-def read_kv_transfer(text: str | None, environment: Mapping[str, str]) -> KVTransfer | None:
-    """`--kv-transfer-config`: None where it is absent or names no connector."""
-    if text is None:
-        return None
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise FlagError(f"--kv-transfer-config is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise FlagError("--kv-transfer-config must be a JSON object")
-    if unknown := sorted(fields.keys() - _TRANSFER_FIELDS):
-        raise FlagError(f"--kv-transfer-config has no field {', '.join(unknown)}")
+def refuse_what_is_not_emulated(args: argparse.Namespace) -> None:
+    """Flags that would make vLLM serve something else than this worker can stand for."""
+    for flag, given, instead in (
+        ("--grpc", args.grpc, "HTTP"),
+        ("--runner pooling", args.runner == "pooling", "a generating model"),
+        ("--convert", args.convert not in ("auto", "none"), "a generating model"),
+    ):
+        if given:
+            raise FlagError(f"{flag}: this worker stands for {instead} only")
+
+
+def read_kv_transfer(fields: Mapping[str, Any], environment: Mapping[str, str]) -> KVTransfer | None:
+    """`--kv-transfer-config`, parsed: None where it is absent or names no connector."""
     connector = fields.get("kv_connector")
     if connector is None:
         return None
     if connector not in CONNECTORS:
         raise FlagError(f"--kv-transfer-config: kv_connector must be one of {', '.join(CONNECTORS)}, got {connector}")
     policy = fields.get("kv_load_failure_policy", "fail")
-    if policy not in ("fail", "recompute"):
-        raise FlagError(f"--kv-transfer-config: kv_load_failure_policy must be fail or recompute, got {policy}")
     extra = fields.get("kv_connector_extra_config") or {}
     lease = extra.get("kv_lease_duration", DEFAULT_LEASE_SECONDS) if isinstance(extra, dict) else None
     if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease <= 86_400:
         raise FlagError("--kv-transfer-config: kv_connector_extra_config.kv_lease_duration must be seconds above 0")
-    engine = {"engine_id": str(fields["engine_id"])} if fields.get("engine_id") else {}
+    engine: dict[str, Any] = {"engine_id": str(fields["engine_id"])} if fields.get("engine_id") else {}
     return KVTransfer(
         role=_role(fields.get("kv_role")),
         lease_seconds=float(lease),

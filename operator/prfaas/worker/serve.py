@@ -18,6 +18,11 @@ from prfaas.worker.http import Api
 
 log = logging.getLogger(__name__)
 
+WATCHDOG_SECONDS = 5.0
+"""How often vLLM looks whether its engine is dead; modelled seconds."""
+DEAD_STATUS = 1
+"""Exit status after an engine's death."""
+
 
 class Worker:
     """An engine behind its HTTP server."""
@@ -51,8 +56,8 @@ class Worker:
         await self.engine.stop()
 
 
-async def run(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal changes nothing."""
+async def run(config: WorkerConfig) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal changes nothing. The exit status."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,12 +80,26 @@ async def run(config: WorkerConfig) -> None:
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return
+        return 0
     try:
         await starting
         log.info("serving on port %d", worker.port)
-        await ended
+        over = asyncio.create_task(_engine_over(worker))
+        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            log.critical("the engine is dead: the server ends")
+            return DEAD_STATUS
+        over.cancel()
         log.info("draining for up to %d s", config.shutdown_timeout)
     finally:
         ended.cancel()
         await worker.shutdown()
+    return 0
+
+
+async def _engine_over(worker: Worker) -> None:
+    """Return when vLLM's watchdog would have ended the server of a dead engine."""
+    await worker.engine.dead.wait()
+    if worker.config.front.keep_alive_on_death:
+        await asyncio.Event().wait()
+    await asyncio.sleep(WATCHDOG_SECONDS / worker.config.time_scale)
