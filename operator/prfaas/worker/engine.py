@@ -16,7 +16,7 @@ from prfaas.worker.clock import Clock
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
 from prfaas.worker.kv.connector import Services
-from prfaas.worker.kv.params import ParamsError
+from prfaas.worker.kv.params import FatalParamsError, ParamsError
 from prfaas.worker.kv.transfers import connector
 from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import last_token, prompt_state
@@ -51,8 +51,11 @@ class Engine:
         self._generations: dict[Sequence, Generation] = {}
         self._prefill_tokens = 0
         self._draining = False
+        self.dead = asyncio.Event()
+        """Set when vLLM's engine process would have died: requests fail, and a watchdog ends the server."""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         scheduler = self.scheduler
         self.metrics.watch(
             running=lambda: scheduler.running,
@@ -109,12 +112,19 @@ class Engine:
         limit = min(natural, room) if ask.max_tokens is None else ask.max_tokens
         sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now)
         generation = Generation(sequence, ask.max_tokens, ask.sampling, last_token(ask.prompt))
+        if self.dead.is_set():
+            self._end(generation, "error", now)
+            return generation
         if self._draining:
             self.release_refused(ask.kv_params)
             self._end(generation, "abort", now)
             return generation
         try:
             self.transfers.choose(generation, ask.kv_params)
+        except FatalParamsError as error:
+            self.die(f"request {ask.request_id}: {error}")
+            self._end(generation, "error", now)
+            return generation
         except ParamsError as error:
             log.error("request %s: %s", ask.request_id, error)
             self.metrics.failed_transfers.inc()
@@ -140,6 +150,19 @@ class Engine:
             self._reject("max_num_queued_reqs", f"Too many requests in flight: the limit is {requests}.")
         if tokens is not None and self._prefill_tokens >= tokens:
             self._reject("max_num_queued_tokens", f"Too many queued prompt tokens: the limit is {tokens}.")
+
+    def die(self, reason: str) -> None:
+        """Be as vLLM's front end is when its engine process died: what runs fails, and so does all that comes."""
+        log.critical("the engine is dead: %s", reason)
+        self.dead.set()
+        now = self.clock.now()
+        for generation in list(self._generations.values()):
+            self.scheduler.stop(generation.sequence, now)
+            if generation.fetch is not None:
+                generation.fetch.cancel()
+            self._end(generation, "error", now)
+        self._ending = asyncio.create_task(self.transfers.stop())
+        self._wake.set()
 
     def abort(self, generation: Generation) -> None:
         """The client is gone: free everything that the request holds here, and its KV at the prefill worker."""

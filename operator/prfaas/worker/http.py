@@ -46,9 +46,9 @@ class Api:
     def application(self) -> web.Application:
         """The aiohttp application with every route."""
         app = web.Application(middlewares=[self._middleware])
-        app.router.add_get("/health", self._empty)
-        app.router.add_get("/ping", self._empty)
-        app.router.add_post("/ping", self._empty)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ping", self._health)
+        app.router.add_post("/ping", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/load", self._server_load)
         app.router.add_get("/kv_event_sources", self._kv_event_sources)
@@ -79,8 +79,8 @@ class Api:
             response.headers["X-Request-Id"] = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         return response
 
-    async def _empty(self, _: web.Request) -> web.Response:
-        return web.Response()
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._engine.dead.is_set() else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": VLLM_VERSION})

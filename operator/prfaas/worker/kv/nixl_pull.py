@@ -115,7 +115,7 @@ class NixlPull(Networked):
             tokens=sequence.prompt_tokens,
             block_ids=shown,
             tp_size=self.services.config.tensor_parallel_size,
-            cached_tokens=0 if sequence.generated == 1 else None,
+            cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
         ).to_params()
 
     # The reading side.
@@ -132,16 +132,14 @@ class NixlPull(Networked):
                 self.services.metrics.failed_transfers.inc()
             owner.kv_failed(generation)
         else:
-            self._count(pulled, tokens)
+            self._count(pulled)
             owner.kv_arrived(generation, pulled.state)
 
-    def _count(self, pulled: Pulled, tokens: int) -> None:
+    def _count(self, pulled: Pulled) -> None:
         metrics = self.services.metrics
         metrics.xfer_time.observe(pulled.seconds)
         metrics.xfer_bytes.observe(pulled.wire_bytes)
         metrics.descriptors.observe(pulled.chunks)
-        metrics.external_queries.inc(tokens)
-        metrics.external_hits.inc(tokens)
 
     async def _tell_released(self, remote: RemoteBlocks) -> None:
         try:
