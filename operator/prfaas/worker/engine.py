@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 from prfaas.worker.blocks import BlockPool
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import WorkerConfig
+from prfaas.worker.events import Publisher
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
+from prfaas.worker.hashing import Chain, Hasher, whole_tokens
 from prfaas.worker.kv.connector import Services
 from prfaas.worker.kv.params import FatalParamsError, ParamsError
 from prfaas.worker.kv.transfers import connector
 from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import last_token, prompt_state
+from prfaas.worker.prefix import PrefixCache
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
 
 log = logging.getLogger(__name__)
@@ -46,7 +50,29 @@ class Engine:
             kv_consumer=transfer is not None and transfer.consumes,
         )
         self.pool = BlockPool(config.total_blocks, config.block_size)
-        self.scheduler = Scheduler(config.profile, self.pool, config.batch_limit, config.time_scale)
+        events = config.kv_events
+        self.events = Publisher(events, config.event_host) if events is not None and events.on else None
+        self._hasher = Hasher(
+            config.hash_algorithm,
+            config.block_size,
+            python_hash_seed=config.python_hash_seed,
+            random_seed=secrets.token_bytes(32),
+        )
+        self.cache = PrefixCache(
+            self.pool,
+            hybrid=config.attention == "hybrid",
+            retention=config.retention_interval,
+            journal=self.events.note if self.events is not None else None,
+            whole_hashes=events is not None and not events.int_hashes,
+        )
+        self.scheduler = Scheduler(
+            config.profile,
+            self.cache,
+            config.batch_limit,
+            config.time_scale,
+            chunk_tokens=config.max_num_batched_tokens if config.chunked_prefill else None,
+            by_priority=config.scheduling_policy == "priority",
+        )
         self.transfers = connector(Services(config, clock, self.pool, self.metrics, self))
         self._generations: dict[Sequence, Generation] = {}
         self._prefill_tokens = 0
@@ -69,7 +95,7 @@ class Engine:
                 "block_size": str(config.block_size),
                 "num_gpu_blocks": str(self.pool.total),
                 "cache_dtype": config.kv_cache_dtype,
-                "enable_prefix_caching": "False",
+                "enable_prefix_caching": str(config.prefix_caching),
             }
         )
 
@@ -79,6 +105,8 @@ class Engine:
             asyncio.Event(), self.clock.now() + self.config.profile.startup_seconds / self.config.time_scale
         )
         await self.transfers.start()
+        if self.events is not None:
+            self.events.start()
         self._loop = asyncio.create_task(self._run())
 
     async def drain(self, seconds: float) -> None:
@@ -97,6 +125,8 @@ class Engine:
         if self._loop is not None:
             self._loop.cancel()
         await self.transfers.stop()
+        if self.events is not None:
+            await self.events.stop()
 
     @property
     def unfinished(self) -> int:
@@ -110,8 +140,10 @@ class Engine:
         room = self.config.max_model_len - ask.prompt_tokens
         natural = max(LONGEST_NATURAL, ask.sampling.min_tokens)
         limit = min(natural, room) if ask.max_tokens is None else ask.max_tokens
-        sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now)
+        sequence = Sequence(ask.request_id, ask.prompt_tokens, limit, now, priority=ask.priority)
+        sequence.reads_cache, sequence.reports_found = ask.reads_cache, ask.reports_found
         generation = Generation(sequence, ask.max_tokens, ask.sampling, last_token(ask.prompt))
+        sequence.next_words = generation.next_words
         if self.dead.is_set():
             self._end(generation, "error", now)
             return generation
@@ -130,6 +162,8 @@ class Engine:
             self.metrics.failed_transfers.inc()
             self._end(generation, "error", now)
             return generation
+        if self.config.prefix_caching:
+            sequence.chain = self._chain(ask)
         self._generations[sequence] = generation
         self._prefill_tokens += ask.prompt_tokens
         self._idle.clear()
@@ -169,6 +203,9 @@ class Engine:
         if generation.finish_reason is not None:
             return
         now = self.clock.now()
+        self._happen(now)
+        if generation.finish_reason is not None:
+            return
         self.scheduler.stop(generation.sequence, now)
         self.transfers.abandon(generation)
         self._end(generation, "abort", now)
@@ -178,7 +215,20 @@ class Engine:
         """A request was refused before it got here: the prefill worker must not keep its KV until the lease ends."""
         self.transfers.refused(kv_params)
 
-    # What transfers call back (kv.transfers.Owner).
+    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forget every block; False, and nothing changed, while requests or leases hold some.
+
+        `reset_running`: running requests give up their blocks for it, and are computed again.
+        """
+        now = self.clock.now()
+        if reset_running:
+            self.scheduler.preempt_all(now)
+        done = self.cache.reset()
+        self.scheduler.resume(now)
+        self._wake.set()
+        return done
+
+    # What a connector calls back (kv.connector.Owner).
 
     def kv_arrived(self, generation: Generation, state: bytes) -> None:
         """The cache of a request is here."""
@@ -195,6 +245,7 @@ class Engine:
             self._compute_state(generation, generation.prompt)
             self.scheduler.recompute(generation.sequence, now)
         else:
+            self._happen(now)
             self.scheduler.stop(generation.sequence, now)
             self._end(generation, "error", now)
         self._wake.set()
@@ -206,27 +257,38 @@ class Engine:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            self._turn(self.clock.now())
+            self.turn(self.clock.now())
             ends = [end for end in (self.scheduler.next_event(), self.transfers.next_deadline()) if end is not None]
             await self.clock.wait(self._wake, min(ends, default=None))
 
-    def _turn(self, now: float) -> None:
+    def turn(self, now: float) -> None:
+        """One turn of the loop: do what is due."""
         self.transfers.expire(now)
         self.scheduler.blocks_freed(now)
+        self._happen(now)
+        self._note_idle()
+
+    def _happen(self, now: float) -> None:
+        """Pass on what the scheduler played until now."""
         produced = 0
         for event in self.scheduler.advance(now):
             generation = self._generations.get(event.sequence)
             if generation is None:
                 continue
+            if event.admitted:
+                self._admitted(generation)
+            if event.preempted:
+                self.metrics.preempted.inc()
             if event.start_transfer:
                 generation.may_transfer.set()
             if event.tokens:
                 produced += event.tokens
                 self._deliver(generation, event, now)
+        if self.events is not None:
+            self.events.flush()
         if produced:
             self.metrics.generation_tokens.inc(produced)
             self.metrics.iteration_tokens.observe(produced)
-        self._note_idle()
 
     def _deliver(self, generation: Generation, event: Advanced, now: float) -> None:
         if generation.first_token is None:
@@ -235,21 +297,44 @@ class Engine:
         elif generation.last_token is not None:
             self.metrics.inter_token.observe(event.at - generation.last_token)
         generation.last_token = event.at
-        generation.push(event.tokens)
+        generation.tell()
         if event.finished:
             if event.sequence.holds_kv:
                 self.transfers.grant(generation, now)
             self._end(generation, generation.end_reason, now)
 
+    def _admitted(self, generation: Generation) -> None:
+        """What the prefix cache had is decided when a request gets its blocks; counted in tokens."""
+        sequence, metrics = generation.sequence, self.metrics
+        generation.external_tokens = sequence.prompt_tokens - sequence.local_hit if generation.external else 0
+        if sequence.chain is not None and sequence.reads_cache:
+            metrics.prefix_queries.inc(sequence.prompt_tokens)
+            metrics.prefix_hits.inc(sequence.local_hit)
+        if self.config.kv_transfer is not None:
+            metrics.external_queries.inc(sequence.prompt_tokens - sequence.local_hit)
+            metrics.external_hits.inc(generation.external_tokens)
+
     def _first_token(self, generation: Generation, now: float) -> None:
         sequence, metrics = generation.sequence, self.metrics
         self._prefill_tokens -= sequence.prompt_tokens
-        computed = 1 if generation.external else sequence.prompt_tokens
+        cached = generation.cached_tokens
         metrics.ttft.observe(now - sequence.arrived)
         metrics.prompt_tokens.inc(sequence.prompt_tokens)
-        metrics.computed.inc(computed)
-        metrics.prefill_computed.observe(computed)
-        metrics.external.inc(sequence.prompt_tokens - computed)
+        metrics.computed.inc(sequence.prompt_tokens - cached)
+        metrics.cached.inc(sequence.local_hit)
+        metrics.external.inc(generation.external_tokens)
+        metrics.prompt_cached.inc(cached)
+
+    def _chain(self, ask: Ask) -> Chain:
+        publishes = self.events is not None
+        return Chain(
+            self._hasher,
+            whole_tokens(ask.prompt),
+            lora=ask.lora,
+            salt=ask.cache_salt,
+            keep_hashes=publishes and self.config.kv_events is not None and not self.config.kv_events.int_hashes,
+            keep_tokens=publishes,
+        )
 
     def _compute_state(self, generation: Generation, prompt: bytes) -> None:
         generation.state_known(prompt_state(self.config.model, prompt), self._room(generation))
@@ -268,7 +353,8 @@ class Engine:
         metrics.request_generation.observe(sequence.generated)
         metrics.request_max_generation.observe(sequence.generated)
         metrics.params_n.observe(1)
-        metrics.preemptions.observe(0)
+        metrics.preemptions.observe(sequence.preemptions)
+        metrics.prefill_computed.observe(sequence.prompt_tokens - generation.cached_tokens)
         if generation.max_tokens is not None:
             metrics.params_max_tokens.observe(generation.max_tokens)
         if sequence.started is not None and generation.first_token is not None and generation.last_token is not None:

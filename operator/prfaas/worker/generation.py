@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from prfaas.worker.hashing import Lora
 from prfaas.worker.kv.params import Remote
 from prfaas.worker.oracle import Sampling, answer, answer_words, natural_length
 from prfaas.worker.scheduler import Sequence
@@ -32,8 +33,14 @@ class Ask:
     priority: int = 0
     """Lower comes first, where `--scheduling-policy` is `priority`."""
     cache_salt: str | None = None
-    lora: str | None = None
-    """The LoRA adapter's name."""
+    lora: Lora | None = None
+    """The LoRA adapter that it uses."""
+    reads_cache: bool = True
+    """False for what needs every prompt token computed, such as `prompt_logprobs`."""
+    reports_found: bool = False
+    """`vllm_xargs.kv_cache_report_mode` is `full`: KV events also tell of blocks that were found."""
+    choices: int = 1
+    """`n`: how many answers the request asked for, this one included."""
 
 
 @dataclass(eq=False)
@@ -61,9 +68,16 @@ class Generation:
     end_reason: str = "length"
     external: bool = False
     """Whether its KV was computed elsewhere."""
+    external_tokens: int = 0
+    """Prompt tokens whose KV came, or was to come, from another engine."""
     _words: Iterator[str] = field(default_factory=lambda: iter(()))
     _fresh: list[str] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed here."""
+        return self.sequence.local_hit + self.external_tokens
 
     def state_known(self, state: bytes, room: int) -> None:
         """What the answer depends on is here: the prefilled state. `room`: tokens that fit behind the prompt."""
@@ -83,9 +97,14 @@ class Generation:
             self._words = answer_words(state, self.last, self.sampling.choice)
         self.sequence.max_tokens = limit
 
-    def push(self, tokens: int) -> None:
-        """So many tokens more."""
-        self._fresh.extend(islice(self._words, tokens))
+    def next_words(self, tokens: int) -> list[str]:
+        """The model makes so many tokens more; what they say waits for `tell`."""
+        words = list(islice(self._words, tokens))
+        self._fresh += words
+        return words
+
+    def tell(self) -> None:
+        """There are tokens for the reader."""
         self._changed.set()
 
     def finish(self, reason: str) -> None:

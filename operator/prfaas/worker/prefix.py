@@ -58,7 +58,8 @@ class PrefixCache:
         journal: Journal | None = None,
         whole_hashes: bool = False,
     ) -> None:
-        self.pool, self.hybrid, self._retention, self._journal = pool, hybrid, retention, journal
+        self.pool, self.hybrid, self._retention = pool, hybrid, retention
+        self.journal = journal
         self.growth = 0
         """How often blocks became findable."""
         self._states: set[int] = set()
@@ -155,8 +156,8 @@ class PrefixCache:
         self._states.clear()
         if self._whole is not None:
             self._whole.clear()
-        if self._journal is not None:
-            self._journal({"type": "AllBlocksCleared"})
+        if self.journal is not None:
+            self.journal({"type": "AllBlocksCleared"})
         return True
 
     def boundaries(self, tokens: int, junction: int) -> tuple[int, ...]:
@@ -184,13 +185,13 @@ class PrefixCache:
         self._tell_stored(chain, index, index + 1, STATE_GROUP)
 
     def _tell_stored(self, chain: Chain, first: int, last: int, group: int) -> None:
-        if self._journal is None:
+        if self.journal is None:
             return
         hashes = published(chain, first, last)
         if self._whole is not None:
             self._whole.update(zip(chain.keys[first:last], hashes, strict=True))
         kinds = {FULL_GROUP: "full_attention", STATE_GROUP: "mamba"}
-        self._journal(
+        self.journal(
             {
                 "type": "BlockStored",
                 "block_hashes": hashes,
@@ -211,10 +212,10 @@ class PrefixCache:
         if group == STATE_GROUP:
             self._states.discard(block)
             key ^= STATE
-        if self._journal is None:
+        if self.journal is None:
             return
         shown: int | bytes = key
         if self._whole is not None:
             there = self.pool.find(key) != NONE or self.pool.find(key ^ STATE) != NONE
             shown = self._whole[key] if there else self._whole.pop(key)
-        self._journal({"type": "BlockRemoved", "block_hashes": [shown], "medium": "GPU", "group_idx": group})
+        self.journal({"type": "BlockRemoved", "block_hashes": [shown], "medium": "GPU", "group_idx": group})
