@@ -20,7 +20,6 @@ def document(**changes: Any) -> RoutingPolicy:
         "model": "kimi",
         "thresholds": (LinkThreshold(link="to-east", tokens=19_400),),
         "fallback": Fallback.REJECT,
-        "compatibility_key": "abc",
     }
     return RoutingPolicy.build(**(fields | changes))
 
@@ -32,11 +31,10 @@ def test_wire_form_is_stable() -> None:
         "pdClusterUID": "uid-1",
         "epoch": 3,
         "version": 7,
-        "hash": "b7d0da69c69f3daf",
+        "hash": "b6240e0086878944",
         "model": "kimi",
         "thresholds": [{"link": "to-east", "tokens": 19_400}],
         "fallback": "Reject",
-        "compatibilityKey": "abc",
     }
 
 
@@ -90,7 +88,6 @@ def test_hash_ignores_who_committed_and_when() -> None:
         {"pd_cluster_uid": "uid-2"},
         {"thresholds": (LinkThreshold(link="to-east", tokens=19_401),)},
         {"fallback": Fallback.LOCAL_PREFILL},
-        {"compatibility_key": None},
     ],
 )
 def test_hash_covers_the_content(changes: dict[str, Any]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from prfaas.api.policy import Fallback
+from prfaas.routing.world import Endpoint
 from tests.router.rig import (
     LINK,
     MAX_BODY,
+    Engine,
     Gate,
     Rig,
     engine,
@@ -169,19 +172,63 @@ async def test_before_the_endpoints_are_known_nothing_is_served(router: Rig) -> 
 
 
 async def test_without_instances_the_error_says_which_are_missing(router: Rig) -> None:
-    async with engine("p") as p, engine("d") as d:
+    async with engine("p") as p:
         await router.use((p.endpoint,), ())
         for answer in (await router.post(router.short), await router.get("/health"), await router.get("/v1/models")):
             assert answer.status == 503
             assert "No decode instance" in answer.error()["message"]
             assert answer.headers["retry-after"] == "1"
         assert not p.calls, "a prefill without anybody to decode it would be wasted"
+
+
+async def test_where_nobody_prefills_the_decode_instance_does_it_without_a_descriptor(router: Rig) -> None:
+    async with engine("d") as d:
         await router.use((), (d.endpoint,))
-        answer = await router.post(router.short)
-        assert answer.status == 503
-        assert "No prefill instance" in answer.error()["message"]
-        assert answer.decision == "refused; reason=NoPrefillInstance"
-        assert not d.calls
+        for body in (router.short, router.long):
+            answer = await router.post(body | {"kv_transfer_params": {"do_remote_prefill": True}})
+            assert (answer.status, answer.decision) == (200, "local; reason=DecodeAlone")
+        assert [call.kv for call in d.calls] == [None, None]
+
+
+def of(key: str, *engines: Engine) -> tuple[Endpoint, ...]:
+    """Endpoints of a group."""
+    return tuple(replace(each.endpoint, compatibility_key=key) for each in engines)
+
+
+async def test_two_groups_serve_side_by_side_and_no_descriptor_crosses_between_them(router: Rig) -> None:
+    async with (
+        engine("p-old") as p_old,
+        engine("p-new") as p_new,
+        engine("d-old") as d_old,
+        engine("d-new") as d_new,
+        engine("e-old") as e_old,
+        engine("e-new") as e_new,
+    ):
+        decodes = (*of("old", d_old), *of("new", d_new))
+        await router.use((*of("old", p_old), *of("new", p_new)), decodes, (*of("old", e_old), *of("new", e_new)))
+        bodies = [router.short, router.long] * 20
+        answers = await asyncio.gather(*(router.post(body) for body in bodies))
+        assert {answer.status for answer in answers} == {200}
+        for decode, prefills in ((d_old, {"p-old", "e-old"}), (d_new, {"p-new", "e-new"})):
+            assert {call.kv["remote_engine_id"] for call in decode.calls} == prefills
+        decisions = {str(answer.decision) for answer in answers}
+        assert decisions == {
+            f"{where}; key={key}; reason={reason}"
+            for where, reason in (("local", "Short"), (f"remote; link={LINK}", "Long"))
+            for key in ("old", "new")
+        }
+        # Between two steps of a rollout: the new group has no prefill instance here, the old one none there.
+        await router.use(of("old", p_old), decodes, of("new", e_new))
+        assert (await router.post(router.short)).decision == "local; key=old; reason=Short"
+        assert (await router.post(router.long)).decision == f"remote; link={LINK}; key=new; reason=Long"
+        await router.use((), decodes, of("new", e_new))
+        assert (await router.post(router.short)).decision == f"remote; link={LINK}; key=new; reason=LocalUnavailable"
+        await router.use((), decodes)
+        assert str((await router.post(router.long)).decision).endswith("reason=DecodeAlone")
+        # Labels in order: decode_key, link, prefill_key.
+        pairs = router.samples("prfaas_router_pairs_total")
+        assert {(decode, prefill) for decode, _, prefill in pairs if prefill} == {("old", "old"), ("new", "new")}
+        assert sum(pairs.values()) == 44
 
 
 async def test_a_long_prompt_without_a_remote_instance_follows_the_policy(router: Rig) -> None:
@@ -241,12 +288,12 @@ async def test_requests_are_counted_by_decision_link_reason_and_code(router: Rig
         await router.use((), (d.endpoint,), ())
         await router.post(router.short)
         await router.idle()
-        # Labels in order: code, decision, link, reason. Envoy repeats our 503, which is still one request.
+        # Labels in order: code, decision, link, reason.
         assert router.samples("prfaas_router_requests_total") == {
             ("200", "local", "", "Short"): 1,
             ("200", "remote", LINK, "Long"): 2,
             ("200", "local", "", "MultipleSequences"): 1,
             ("400", "none", "", "BadBody"): 1,
-            ("503", "refused", "", "NoPrefillInstance"): 1,
+            ("200", "local", "", "DecodeAlone"): 1,
         }
-        assert router.samples("prfaas_router_uncached_tokens_count") == {("local",): 2, ("remote",): 2}
+        assert router.samples("prfaas_router_uncached_tokens_count") == {("local",): 3, ("remote",): 2}

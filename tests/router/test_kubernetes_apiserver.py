@@ -44,23 +44,25 @@ def put(server: ApiServer, path: str, body: dict[str, Any]) -> None:
 
 
 def endpoint_slice(
-    namespace: str, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = ""
+    namespace: str, role: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = ""
 ) -> Any:
-    marks = {"kubernetes.io/service-name": service, labels.LABEL_PART_OF: labels.PART_OF}
+    """As Kubernetes makes it of a Service of ours, or a link of what its peer publishes."""
+    marks = {labels.LABEL_PART_OF: labels.PART_OF, labels.ROLE: role}
+    marks |= {labels.LINK: link} if link else {labels.KIND: "pdcluster", labels.CLUSTER: CLUSTER}
+    marks |= {labels.COMPATIBILITY_KEY: key} if key else {}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {
-            "name": f"{service}-1",
-            "namespace": namespace,
-            "labels": marks | ({labels.LINK: link} if link else {}),
-            "annotations": {labels.COMPATIBILITY_KEY: key} if key else {},
-        },
+        "metadata": {"name": slice_name(role, link, key), "namespace": namespace, "labels": marks},
         "addressType": "IPv4",
         # A slice has one port: here, one engine.
         "ports": [{"name": "http", "port": endpoints[0].port if endpoints else 1}],
         "endpoints": [{"addresses": [found.host], "conditions": {"ready": ready}} for found in endpoints],
     }
+
+
+def slice_name(role: str, link: str, key: str) -> str:
+    return "-".join(filter(None, (link or CLUSTER, role, key)))
 
 
 @dataclass
@@ -70,9 +72,10 @@ class Cluster:
     server: ApiServer
     namespace: str
 
-    def service(self, service: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = "") -> None:
-        body = endpoint_slice(self.namespace, service, *endpoints, ready=ready, link=link, key=key)
-        put(self.server, f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices/{service}-1", body)
+    def serves(self, role: str, *endpoints: Endpoint, ready: bool = True, link: str = "", key: str = "") -> None:
+        body = endpoint_slice(self.namespace, role, *endpoints, ready=ready, link=link, key=key)
+        name = body["metadata"]["name"]
+        put(self.server, f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices/{name}", body)
 
     def policy(self, document: RoutingPolicy | str) -> None:
         text = document if isinstance(document, str) else json.dumps(document.to_wire())
@@ -204,8 +207,8 @@ async def test_a_router_finds_everything_by_itself(
         assert not await router.ready()
         assert (await router.post())[0] == 503
 
-        cluster.service("west-prefill", p.endpoint)
-        cluster.service("west-decode", d.endpoint)
+        cluster.serves("prefill", p.endpoint)
+        cluster.serves("decode", d.endpoint)
         cluster.policy(policy(threshold=100))
         await until("ready", router.ready)
 
@@ -215,7 +218,7 @@ async def test_a_router_finds_everything_by_itself(
         await until("the instances are known", served)
         assert (await router.post("y" * 4000))[1] == "local; reason=RemoteUnavailable"
 
-        cluster.service("to-east-remote-prefill", e.endpoint, link=LINK)
+        cluster.serves("prefill", e.endpoint, link=LINK)
 
         async def remote() -> bool:
             return (await router.post("y" * 4000))[1] == f"remote; link={LINK}; reason=Long"
@@ -237,7 +240,7 @@ async def test_a_router_finds_everything_by_itself(
         assert (await router.post("y" * 4000))[1] == "local; reason=Short", "the last good one stays in force"
 
 
-async def test_a_mirrored_instance_of_another_kv_layout_is_not_used_until_it_fits(
+async def test_a_mirrored_instance_of_another_key_is_not_used_until_one_of_the_same_key_is_there(
     cluster: Cluster, running_envoy: EnvoyProcess, tmp_path: Path
 ) -> None:
     host = own_address()
@@ -245,15 +248,17 @@ async def test_a_mirrored_instance_of_another_kv_layout_is_not_used_until_it_fit
         engine("p", host=host) as p,
         engine("d", host=host) as d,
         engine("e", host=host) as e,
+        engine("n", host=host) as n,
         running(cluster, running_envoy, tmp_path) as router,
     ):
-        cluster.service("west-prefill", p.endpoint)
-        cluster.service("west-decode", d.endpoint)
-        cluster.service("to-east-remote-prefill", e.endpoint, link=LINK, key="old")
-        cluster.policy(policy(compatibility_key="new"))
-        await until("it serves", lambda: router.decides("local; reason=RemoteUnavailable"))
-        cluster.service("to-east-remote-prefill", e.endpoint, link=LINK, key="new")
-        await until("the link is used", lambda: router.decides(f"remote; link={LINK}; reason=Long"))
+        cluster.serves("prefill", p.endpoint, key="new")
+        cluster.serves("decode", d.endpoint, key="new")
+        cluster.serves("prefill", e.endpoint, link=LINK, key="old")
+        cluster.policy(policy())
+        await until("it serves", lambda: router.decides("local; key=new; reason=RemoteUnavailable"))
+        cluster.serves("prefill", n.endpoint, link=LINK, key="new")
+        await until("the link is used", lambda: router.decides(f"remote; link={LINK}; key=new; reason=Long"))
+        assert not e.calls
 
 
 async def test_an_instance_whose_slice_says_not_ready_is_out_within_two_seconds(
@@ -266,15 +271,15 @@ async def test_an_instance_whose_slice_says_not_ready_is_out_within_two_seconds(
         engine("d", host=host) as d,
         running(cluster, running_envoy, tmp_path) as router,
     ):
-        cluster.service("west-prefill", p.endpoint)
-        cluster.service("west-decode", d.endpoint)
+        cluster.serves("prefill", p.endpoint)
+        cluster.serves("decode", d.endpoint)
         cluster.policy(policy())
 
         async def served() -> bool:
             return (await router.post())[0] == 200
 
         await until("it serves", served)
-        cluster.service("west-decode", d.endpoint, ready=False)
+        cluster.serves("decode", d.endpoint, ready=False)
         changed = asyncio.get_running_loop().time()
 
         async def refused() -> bool:
@@ -287,7 +292,7 @@ async def test_an_instance_whose_slice_says_not_ready_is_out_within_two_seconds(
             return await running_envoy.hosts() == set()
 
         await until("Envoy may not reach it either", unlisted)
-        cluster.service("west-decode", d.endpoint)
+        cluster.serves("decode", d.endpoint)
         await until("it is back", served)
 
 

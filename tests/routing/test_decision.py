@@ -73,10 +73,19 @@ def test_a_short_prompt_without_a_local_instance_goes_over_the_link() -> None:
     assert (found.reason, found.prefill, found.link) == (Reason.LOCAL_UNAVAILABLE, E1, "to-east")
 
 
-def test_without_any_prefill_instance_nothing_is_prefilled_on_a_decode_instance() -> None:
-    refused = route(10, pools=Pools(decode=(D1,)))
+@pytest.mark.parametrize("tokens", [10, 5000])
+def test_where_there_is_no_prefill_instance_at_all_the_decode_instance_prefills(tokens: int) -> None:
+    found = decision(route(tokens, pools=Pools(decode=(D1,))))
+    assert (found.reason, found.decode, found.prefill, found.link) == (Reason.DECODE_ALONE, D1, None, None)
+    refused = route(5000, pools=Pools(decode=(D1,)), rules=policy(Fallback.REJECT))
     assert isinstance(refused, Refusal)
-    assert (refused.reason, refused.status) == (Reason.NO_PREFILL, 503)
+
+
+def test_where_prefill_instances_only_fail_nothing_is_prefilled_on_a_decode_instance() -> None:
+    for pools in (Pools((P1,), (D1,)), Pools((), (D1,), {"to-east": (P1,)})):
+        refused = decide(Prompt(10), policy(), pools, IDLE, key="r", exclude=frozenset({P1.address}))
+        assert isinstance(refused, Refusal)
+        assert (refused.reason, refused.status) == (Reason.NO_PREFILL, 503)
 
 
 def test_without_a_decode_instance_no_prefill_is_wasted() -> None:
@@ -140,18 +149,61 @@ def test_what_failed_this_request_is_excluded_even_as_last_resort() -> None:
     assert refused.reason is Reason.NO_DECODE
 
 
-def test_kv_of_another_layout_is_not_asked_for() -> None:
-    other, same = replace(E1, compatibility_key="b"), replace(E2, compatibility_key="a")
-    pools = replace(POOLS, remote={"to-east": (other, same)})
-    cuts = (LinkThreshold(link="to-east", tokens=1000),)
-    rules = RoutingPolicy.build(
-        pd_cluster_uid="u", epoch=1, version=1, model="m", thresholds=cuts, compatibility_key="a"
+def group(key: str, *endpoints: Endpoint) -> tuple[Endpoint, ...]:
+    return tuple(replace(endpoint, compatibility_key=key) for endpoint in endpoints)
+
+
+def test_a_pair_is_of_one_key_even_if_the_other_key_is_idle() -> None:
+    pools = Pools(
+        prefill=(*group("a", P1), *group("b", P2)),
+        decode=(*group("a", D1), *group("b", D2)),
+        remote={"to-east": (*group("a", E1), *group("b", E2))},
     )
-    busy = Load(in_flight={E2.address: 9})
-    assert decision(route(5000, rules=rules, pools=pools, load=busy)).prefill == E2
-    assert decision(route(5000, pools=pools, load=busy)).prefill == E1  # a policy without a key asks for none
-    only = replace(POOLS, remote={"to-east": (other,)})
-    assert decision(route(5000, rules=rules, pools=only)).reason is Reason.REMOTE_UNAVAILABLE
+    for busy in ({D1.address: 3}, {P1.address: 3, E1.address: 3}):
+        short, long = decision(route(10, pools=pools, load=Load(busy))), decision(route(5000, pools=pools))
+        assert (short.decode, short.prefill, short.key) == (D2, P2, "b")
+        assert long.prefill is not None
+        assert long.decode.compatibility_key == long.prefill.compatibility_key
+    assert decision(route(10, pools=pools, load=Load({P2.address: 1, D1.address: 2}))).prefill == P2, "least together"
+
+
+def test_a_line_of_another_key_is_as_if_it_were_not_there() -> None:
+    pools = Pools(group("a", P1), group("a", D1), {"to-east": group("b", E1)})
+    assert decision(route(5000, pools=pools)).reason is Reason.REMOTE_UNAVAILABLE
+    unnamed = Pools((P1,), (D1,), {"to-east": group("b", E1)})
+    assert decision(route(5000, pools=unnamed)).reason is Reason.REMOTE_UNAVAILABLE
+
+
+def test_in_a_gap_another_group_that_is_whole_comes_first_then_the_line_then_the_decode_instance_alone() -> None:
+    new, old = group("b", D2), group("a", D1)
+    whole = Pools(group("a", P1), (*old, *new), {"to-east": group("b", E2)})
+    busy = Load({D1.address: 9})
+    assert decision(route(10, pools=whole, load=busy)).decode == D1
+    line = replace(whole, prefill=())
+    found = decision(route(10, pools=line))
+    assert (found.reason, found.decode, found.prefill) == (Reason.LOCAL_UNAVAILABLE, D2, E2)
+    alone = replace(line, remote={})
+    found = decision(route(10, pools=alone, load=busy))
+    assert (found.reason, found.decode, found.prefill) == (Reason.DECODE_ALONE, D2, None)
+
+
+def test_a_group_that_is_skipped_is_the_last_resort() -> None:
+    pools = Pools((*group("a", P1), *group("b", P2)), (*group("a", D1), *group("b", D2)))
+    for skipped in (D1, P1):
+        load = Load({D2.address: 7}, frozenset({skipped.address}))
+        assert decision(route(10, pools=pools, load=load)).decode == D2
+    everyone = frozenset({P1.address, P2.address, D1.address})
+    assert decision(route(10, pools=pools, load=Load(skipped=everyone))).reason is Reason.SHORT
+
+
+def test_groups_share_requests_as_their_instances_can_take_them() -> None:
+    decodes = [Endpoint(f"10.0.2.{n}", 8000) for n in range(4)]
+    pools = Pools((*group("a", P1), *group("b", P2)), (*group("a", decodes[0]), *group("b", *decodes[1:])))
+    flight: Counter[str] = Counter()
+    for number in range(200):  # no stream ends: what counts is how they are spread
+        found = decision(decide(Prompt(10), policy(), pools, Load(flight), key=f"r{number}"))
+        flight[found.decode.address] += 1
+    assert {flight[endpoint.address] for endpoint in decodes} == {50}
 
 
 def test_a_retry_goes_back_to_the_prefill_instance_that_holds_the_prompt() -> None:
@@ -168,42 +220,78 @@ def test_a_decode_instance_for_a_request_without_a_prompt() -> None:
 def test_decision_as_clients_see_it() -> None:
     assert str(decision(route(10))) == "local; reason=Short"
     assert str(decision(route(5000))) == "remote; link=to-east; reason=Long"
+    assert str(decision(route(10, pools=Pools((), group("k1", D1))))) == "local; key=k1; reason=DecodeAlone"
     assert str(route(10, pools=Pools())) == "refused; reason=NoDecodeInstance"
 
 
+ADDRESSES = [f"10.0.0.{n}:8000" for n in range(8)]
 addresses = st.lists(
-    st.builds(Endpoint, st.sampled_from([f"10.0.0.{n}" for n in range(8)]), st.just(8000)), unique=True, max_size=4
+    st.builds(
+        Endpoint,
+        st.sampled_from([f"10.0.0.{n}" for n in range(8)]),
+        st.just(8000),
+        compatibility_key=st.sampled_from([None, "a", "b"]),
+    ),
+    unique=True,
+    max_size=4,
 ).map(tuple)
 worlds = st.builds(
     Pools, addresses, addresses, st.dictionaries(st.sampled_from(["to-east", "to-north"]), addresses, max_size=2)
 )
 loads = st.builds(
-    Load,
-    st.dictionaries(st.sampled_from([f"10.0.0.{n}:8000" for n in range(8)]), st.integers(0, 5)),
-    st.frozensets(st.sampled_from([f"10.0.0.{n}:8000" for n in range(8)])),
+    Load, st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 5)), st.frozensets(st.sampled_from(ADDRESSES))
 )
 
 
-@given(st.integers(0, 3000), st.integers(1, 2), worlds, loads, st.sampled_from(Fallback), st.data())
+@given(
+    st.integers(0, 3000),
+    st.integers(1, 2),
+    worlds,
+    loads,
+    st.sampled_from(Fallback),
+    st.frozensets(st.sampled_from(ADDRESSES)),
+    st.none() | st.sampled_from(ADDRESSES),
+)
 def test_rules_that_always_hold(
-    tokens: int, sequences: int, pools: Pools, load: Load, fallback: Fallback, data: st.DataObject
+    tokens: int,
+    sequences: int,
+    pools: Pools,
+    load: Load,
+    fallback: Fallback,
+    exclude: frozenset[str],
+    prefer: str | None,
 ) -> None:
-    exclude = data.draw(st.frozensets(st.sampled_from([f"10.0.0.{n}:8000" for n in range(8)])))
     rules = policy(fallback, to_east=1000, to_north=2000)
-    found = decide(Prompt(tokens, sequences), rules, pools, load, key="k", exclude=exclude)
-    assert found == decide(Prompt(tokens, sequences), rules, pools, load, key="k", exclude=exclude)
+    prompt = Prompt(tokens, sequences)
+    found = decide(prompt, rules, pools, load, key="k", exclude=exclude, prefer=prefer)
+    assert found == decide(prompt, rules, pools, load, key="k", exclude=exclude, prefer=prefer)
+    decodes = [each for each in pools.decode if each.address not in exclude]
+    prefills = [*pools.prefill, *(each for members in pools.remote.values() for each in members)]
     if isinstance(found, Refusal):
+        # Never while some group can serve it, or a decode instance has nobody to prefill for it.
+        if found.reason is not Reason.MULTIPLE_SEQUENCES_TOO_LONG and not (
+            tokens > 1000 and fallback is Fallback.REJECT
+        ):
+            local = {each.compatibility_key for each in pools.prefill if each.address not in exclude}
+            any_prefill = {each.compatibility_key for each in prefills}
+            assert not [each for each in decodes if each.compatibility_key in local], "a whole group"
+            assert not [each for each in decodes if each.compatibility_key not in any_prefill], "a lone instance"
         return
     # Only listed, not excluded instances, in their own role.
-    assert found.decode in pools.decode
-    assert found.decode.address not in exclude
+    assert found.decode in decodes
     if found.prefill is not None:
-        assert found.prefill in (pools.prefill if found.link is None else pools.remote[found.link])
-        assert found.prefill.address not in exclude
+        listed = pools.prefill if found.link is None else pools.remote[found.link]
+        assert found.prefill in [each for each in listed if each.address not in exclude]
+        # KV cache never crosses between keys.
+        assert found.prefill.compatibility_key == found.decode.compatibility_key == found.key
     # Nobody crosses a line below its cut unless the pool cannot prefill at all.
     if found.link is not None and found.reason is Reason.LONG:
         threshold = rules.threshold(found.link)
         assert threshold is not None
         assert tokens > threshold
-    # Several sequences never share a KV descriptor.
-    assert (found.prefill is None) == (sequences > 1)
+    # Several sequences never share a KV descriptor, and nobody else goes without but for want of an instance.
+    alone = (Reason.MULTIPLE_SEQUENCES, Reason.DECODE_ALONE)
+    assert (found.prefill is None) == (found.reason in alone)
+    assert (found.reason is Reason.MULTIPLE_SEQUENCES) == (sequences > 1)
+    if found.reason is Reason.DECODE_ALONE:
+        assert found.key not in {each.compatibility_key for each in prefills}

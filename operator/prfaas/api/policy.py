@@ -55,8 +55,6 @@ class RoutingPolicy(ApiModel):
     """One cut per link over which prompts may be prefilled; empty: everything is prefilled locally."""
     fallback: Fallback = Fallback.LOCAL_PREFILL
     """What happens to a prompt above the threshold while no remote prefill instance can take it."""
-    compatibility_key: str | None = Field(default=None, min_length=1, max_length=128)
-    """Key of the KV layout that decode instances here can read; remote endpoints of another key are not used."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -79,7 +77,6 @@ class RoutingPolicy(ApiModel):
         model: str,
         thresholds: tuple[LinkThreshold, ...] = (),
         fallback: Fallback = Fallback.LOCAL_PREFILL,
-        compatibility_key: str | None = None,
     ) -> Self:
         """A document with its hash computed. Raises pydantic.ValidationError as the model itself does."""
         content: dict[str, Any] = {
@@ -92,8 +89,6 @@ class RoutingPolicy(ApiModel):
             "thresholds": [threshold.to_wire() for threshold in thresholds],
             "fallback": fallback.value,
         }
-        if compatibility_key is not None:
-            content["compatibilityKey"] = compatibility_key
         return cls.model_validate(content | {"hash": policy_hash(content)})
 
     @property

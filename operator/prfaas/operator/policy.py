@@ -13,7 +13,6 @@ from prfaas.api import labels
 from prfaas.api.pd_cluster import PDCluster, PolicyStatus
 from prfaas.api.policy import Fallback, LinkThreshold, RoutingPolicy
 from prfaas.kube.resources import Object
-from prfaas.workloads.engine import compatibility_key
 
 
 def policy_in(config_map: Object | None) -> RoutingPolicy | None:
@@ -49,7 +48,6 @@ def wanted_policy(
             for remote in cluster.spec.remote_prefill
         ),
         fallback=Fallback(cluster.spec.router.fallback),
-        compatibility_key=compatibility_key(cluster.spec),
     )
     if current is None or current.hash != wanted.hash or current.order < max(seen):
         return wanted

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from prfaas.api import labels
 from prfaas.routing.world import Endpoint, Pools
 
+_KIND = "pdcluster"
+
 
 class EndpointSource(Protocol):
     """Where the pools come from. Kubernetes in a pod, memory in a test."""
@@ -31,21 +33,22 @@ class EndpointSource(Protocol):
 def read_pools(slices: Iterable[Mapping[str, Any]], cluster: str) -> Pools:
     """The pools of one PDCluster from all of our EndpointSlices in its namespace.
 
-    `remote` has every link that is mirrored here; the policy says which of them are used.
+    Slices say by their labels what they list: role, compatibility key, and the PDCluster or the link. Kubernetes copies
+    them from the Service. `remote` has every link that is mirrored here; the policy says which of them are used.
     """
-    prefill, decode = labels.role_service(cluster, "prefill"), labels.role_service(cluster, "decode")
-    local: dict[str, set[Endpoint]] = {prefill: set(), decode: set()}
+    local: dict[str, set[Endpoint]] = {labels.ROLE_PREFILL: set(), labels.ROLE_DECODE: set()}
     remote: dict[str, set[Endpoint]] = {}
     for piece in slices:
         marks = piece["metadata"].get("labels") or {}
-        service, link = marks.get(labels.SERVICE_NAME, ""), marks.get(labels.LINK, "")
-        if service in local:
-            local[service].update(_ready(piece))
-        elif link and service == labels.mirror_service(link):
-            remote.setdefault(link, set()).update(_ready(piece))
+        role, link = marks.get(labels.ROLE, ""), marks.get(labels.LINK, "")
+        if link:
+            if role == labels.ROLE_PREFILL:
+                remote.setdefault(link, set()).update(_ready(piece))
+        elif role in local and (marks.get(labels.KIND), marks.get(labels.CLUSTER)) == (_KIND, cluster):
+            local[role].update(_ready(piece))
     return Pools(
-        prefill=tuple(sorted(local[prefill])),
-        decode=tuple(sorted(local[decode])),
+        prefill=tuple(sorted(local[labels.ROLE_PREFILL])),
+        decode=tuple(sorted(local[labels.ROLE_DECODE])),
         remote={link: tuple(sorted(found)) for link, found in sorted(remote.items())},
     )
 
@@ -54,7 +57,7 @@ def _ready(piece: Mapping[str, Any]) -> Iterable[Endpoint]:
     port = _http_port(piece.get("ports") or [])
     if port is None or piece.get("addressType") not in ("IPv4", "IPv6"):
         return
-    key = (piece["metadata"].get("annotations") or {}).get(labels.COMPATIBILITY_KEY)
+    key = piece["metadata"]["labels"].get(labels.COMPATIBILITY_KEY)
     for endpoint in piece.get("endpoints") or []:
         conditions = endpoint.get("conditions") or {}
         # Absent means true for ready, false for terminating (the API's rule).

@@ -29,6 +29,13 @@ class Metrics:
             ["decision", "link", "reason", "code"],
             registry=self.registry,
         )
+        self.pairs = Counter(
+            "prfaas_router_pairs",
+            "Attempts sent to a decode instance, by the compatibility keys of both instances as their slices say; "
+            "prefill_key: empty without a prefill leg.",
+            ["decode_key", "prefill_key", "link"],
+            registry=self.registry,
+        )
         self.retries = Counter(
             "prfaas_router_retries", "Second attempts, each with a new decision.", registry=self.registry
         )
@@ -78,6 +85,11 @@ class Metrics:
         reason = (entry.reason if entry else "") or (outcome.reason.value if outcome else "")
         link = (outcome.link or "") if isinstance(outcome, Decision) else ""
         self.requests.labels(decision_label(entry), link, reason, str(code)).inc()
+
+    def forwarded(self, decision: Decision) -> None:
+        """An attempt goes to this decode instance now, after a leg on this prefill instance."""
+        decode, prefill = decision.decode.compatibility_key, decision.prefill and decision.prefill.compatibility_key
+        self.pairs.labels(decode or "", prefill or "", decision.link or "").inc()
 
     def policy(self, policy: RoutingPolicy) -> None:
         """This policy is in force from now on."""

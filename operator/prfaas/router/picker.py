@@ -151,6 +151,7 @@ class Picker:
         used = decision.prefill.address if decision.prefill else None
         tried = past.decode | {decision.decode.address}
         self.ledger.remember(request.stream_id, replace(past, decode=tried, prefill=used))
+        self.metrics.forwarded(decision)
         return Forward(decision.decode.address, str(decision), text)
 
     def plain(self, request: Request) -> Forward | Reply:

@@ -3,7 +3,15 @@
     uncached length above the threshold of a link that has a ready instance -> remote, over that link
     above a threshold, but no link can take it                              -> the policy's fallback
     otherwise                                                               -> local prefill
+    short, and no ready prefill instance here                               -> remote, over any link
+    no prefill instance at all, here or remote                              -> the decode instance alone
     more than one sequence                                                  -> the decode instance alone, no KV transfer
+
+Prefill and decode instance always have one compatibility key: KV cache of one cannot be read by another. Instances of
+one key are a group, and a line of the table holds as soon as some group can do it. Where several can, the pair is
+taken that has the least in flight together, so that each group gets about what its instances can take. A decode
+instance prefills alone only if its group has no prefill instance at all, as between two steps of a rollout. Where there
+are some that merely fail, it does not: that would hide the fault, and long prompts would stall the answers under way.
 
 "Not needed" and "not available" are two reasons, never one. Among instances the one with the least in flight is taken;
 equals are told apart by a hash of the request's key and the address, so that the choice is a function of its inputs and
@@ -13,7 +21,7 @@ still spreads. Pure: no clock, no randomness, no I/O.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -37,8 +45,10 @@ class Reason(StrEnum):
     """n > 1, a batch or beam search: one KV descriptor cannot serve several sequences, the decode instance prefills."""
     MULTIPLE_SEQUENCES_TOO_LONG = "MultipleSequencesTooLong"
     """Refused (400): the same above a threshold, under Reject."""
+    DECODE_ALONE = "DecodeAlone"
+    """Local, without KV transfer: the decode instance's group has no prefill instance, local or remote."""
     NO_PREFILL = "NoPrefillInstance"
-    """Refused (503): no prefill instance, local or remote, can take it."""
+    """Refused (503): there are prefill instances, local or remote, but none can take it."""
     NO_DECODE = "NoDecodeInstance"
     """Refused (503): no decode instance can take it."""
 
@@ -54,9 +64,15 @@ class Decision:
     link: str | None = None
     """Name of the link over which `prefill` is reached; None: local."""
 
+    @property
+    def key(self) -> str | None:
+        """Compatibility key of the group that serves the request; None: its instances say none."""
+        return self.decode.compatibility_key
+
     def __str__(self) -> str:
         where = "local" if self.link is None else f"remote; link={self.link}"
-        return f"{where}; reason={self.reason}"
+        group = "" if self.key is None else f"; key={self.key}"
+        return f"{where}{group}; reason={self.reason}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +103,9 @@ def decide(
     even when nothing else is left. `prefer` is the prefill address that an earlier attempt used: its prefix cache still
     holds the prompt, so it is taken if it is a candidate.
     """
-    decode = _least(pools.decode, load, key, exclude, last_resort=True)
-    if decode is None:
+    choice = _Choice(load, key, exclude, prefer)
+    decode = choice.by_group(pools.decode), choice.by_group(pools.decode, last_resort=True)
+    if not decode[1]:
         return Refusal(Reason.NO_DECODE, 503, "No decode instance is ready to take the request. Try again later.")
 
     above = [cut.link for cut in policy.thresholds if prompt.tokens > cut.tokens]
@@ -100,60 +117,91 @@ def decide(
                 f"tokens here; this one has about {prompt.tokens}. Send one sequence per request."
             )
             return Refusal(Reason.MULTIPLE_SEQUENCES_TOO_LONG, 400, message)
-        return Decision(Reason.MULTIPLE_SEQUENCES, decode, None)
-
-    def readable(link: str) -> list[Endpoint]:
-        keys = {None, policy.compatibility_key}
-        found = pools.remote.get(link, ())
-        return [endpoint for endpoint in found if len(keys) == 1 or endpoint.compatibility_key in keys]
+        return Decision(Reason.MULTIPLE_SEQUENCES, choice.least((decode[0] or decode[1]).values()), None)
 
     # No last resort on a link: a line that does not answer is not tried again while its instances are skipped.
-    def remote(links: Iterable[str]) -> tuple[str, Endpoint] | None:
-        best = [
-            (link, endpoint)
-            for link in links
-            if (endpoint := _least(readable(link), load, key, exclude, prefer=prefer)) is not None
-        ]
-        return min(best, key=lambda found: load.in_flight.get(found[1].address, 0), default=None)
+    def remote(links: Sequence[str]) -> tuple[Endpoint, Endpoint, str] | None:
+        prefill = {link: choice.by_group(pools.remote.get(link, ())) for link in links}
+        for some in decode:
+            pairs = [(*pair, link) for link in links if (pair := choice.pair(some, prefill[link])) is not None]
+            if pairs:
+                return min(pairs, key=lambda each: choice.together(each[0], each[1]))
+        return None
 
     if above and (found := remote(above)) is not None:
-        return Decision(Reason.LONG, decode, found[1], found[0])
+        return Decision(Reason.LONG, *found)
     if above and policy.fallback is Fallback.REJECT:
         message = f"No remote prefill instance can take a prompt of about {prompt.tokens} tokens now. Try again later."
         return Refusal(Reason.REMOTE_UNAVAILABLE, 503, message)
 
-    local = _least(pools.prefill, load, key, exclude, prefer=prefer, last_resort=True)
-    if local is not None:
-        return Decision(Reason.REMOTE_UNAVAILABLE if above else Reason.SHORT, decode, local)
-    if not above and (found := remote(cut.link for cut in policy.thresholds)) is not None:
-        return Decision(Reason.LOCAL_UNAVAILABLE, decode, found[1], found[0])
+    local = choice.by_group(pools.prefill), choice.by_group(pools.prefill, last_resort=True)
+    for some_decode, some_prefill in zip(decode, local, strict=True):
+        if (pair := choice.pair(some_decode, some_prefill)) is not None:
+            return Decision(Reason.REMOTE_UNAVAILABLE if above else Reason.SHORT, *pair)
+    links = [cut.link for cut in policy.thresholds]
+    if not above and (found := remote(links)) is not None:
+        return Decision(Reason.LOCAL_UNAVAILABLE, *found)
+    others = [*pools.prefill, *(endpoint for link in links for endpoint in pools.remote.get(link, ()))]
+    keys = {endpoint.compatibility_key for endpoint in others}
+    for some in decode:
+        if lone := [endpoint for group, endpoint in some.items() if group not in keys]:
+            return Decision(Reason.DECODE_ALONE, choice.least(lone), None)
     return Refusal(Reason.NO_PREFILL, 503, "No prefill instance, local or remote, is ready to take the request.")
 
 
 def choose_decode(pools: Pools, load: Load, *, key: str, exclude: frozenset[str] = frozenset()) -> Endpoint | None:
     """A decode instance for a request that has no prompt, such as `GET /v1/models`."""
-    return _least(pools.decode, load, key, exclude, last_resort=True)
+    choice = _Choice(load, key, exclude)
+    found = choice.by_group(pools.decode) or choice.by_group(pools.decode, last_resort=True)
+    return choice.least(found.values()) if found else None
 
 
-def _least(
-    candidates: Iterable[Endpoint],
-    load: Load,
-    key: str,
-    exclude: frozenset[str],
-    *,
-    prefer: str | None = None,
-    last_resort: bool = False,
-) -> Endpoint | None:
-    allowed = [endpoint for endpoint in candidates if endpoint.address not in exclude]
-    fit = [endpoint for endpoint in allowed if endpoint.address not in load.skipped]
-    if not fit and last_resort:
-        fit = allowed
-    preferred = next((endpoint for endpoint in fit if endpoint.address == prefer), None)
-    if preferred is not None:
-        return preferred
+Group = str | None
+"""A compatibility key; None: of endpoints that say none."""
 
-    def rank(endpoint: Endpoint) -> tuple[int, int, str]:
-        tie = zlib.crc32(f"{key} {endpoint.address}".encode("utf-8", "surrogateescape"))
-        return (load.in_flight.get(endpoint.address, 0), tie, endpoint.address)
 
-    return min(fit, key=rank, default=None)
+@dataclass(frozen=True)
+class _Choice:
+    """How one attempt chooses among endpoints: its load, its name, and what it keeps away from or comes back to."""
+
+    load: Load
+    key: str
+    exclude: frozenset[str]
+    prefer: str | None = None
+
+    def by_group(self, endpoints: Iterable[Endpoint], *, last_resort: bool = False) -> dict[Group, Endpoint]:
+        """Of each group the endpoint to take. `last_resort`: one that is skipped, in a group that has no other."""
+        groups: dict[Group, list[Endpoint]] = {}
+        for endpoint in endpoints:
+            if endpoint.address not in self.exclude:
+                groups.setdefault(endpoint.compatibility_key, []).append(endpoint)
+        found = {}
+        for group, members in groups.items():
+            fit = [endpoint for endpoint in members if endpoint.address not in self.load.skipped]
+            if fit or last_resort:
+                found[group] = self.least(fit or members)
+        return found
+
+    def least(self, endpoints: Iterable[Endpoint]) -> Endpoint:
+        """The one to take of some that are equally good otherwise. Raises ValueError for none."""
+        return min(endpoints, key=self._rank)
+
+    def pair(self, decode: Mapping[Group, Endpoint], prefill: Mapping[Group, Endpoint]) -> _Pair | None:
+        """The pair to take among the groups that have both."""
+        pairs = [(endpoint, prefill[group]) for group, endpoint in decode.items() if group in prefill]
+        return min(pairs, key=lambda pair: (self.together(*pair), self._rank(pair[0])), default=None)
+
+    def together(self, decode: Endpoint, prefill: Endpoint) -> tuple[bool, int]:
+        """Sort key of a pair: where the prompt is cached already, then the least in flight on both."""
+        return prefill.address != self.prefer, self._busy(decode) + self._busy(prefill)
+
+    def _rank(self, endpoint: Endpoint) -> tuple[bool, int, int, str]:
+        tie = zlib.crc32(f"{self.key} {endpoint.address}".encode("utf-8", "surrogateescape"))
+        return endpoint.address != self.prefer, self._busy(endpoint), tie, endpoint.address
+
+    def _busy(self, endpoint: Endpoint) -> int:
+        return self.load.in_flight.get(endpoint.address, 0)
+
+
+_Pair = tuple[Endpoint, Endpoint]
+"""Decode and prefill instance, of one key."""
