@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -43,11 +44,12 @@ def measured(single: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--endpoint-type", "chat", "--streaming", "--api-key", KEY, "--use-server-token-count"),
         *("--request-count", str(REQUESTS), "--concurrency", "4", "--isl", "400", "--osl", str(OUTPUT)),
         *("--tokenizer", str(byte_tokenizer(folder / "tokenizer")), "--random-seed", "1"),
-        *("--workers-max", "1", "--record-processor-service-count", "1"),
+        *("--extra-inputs", "ignore_eos:true", "--workers-max", "1", "--record-processor-service-count", "1"),
         *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(folder / "out")),
     ]
-    quiet = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder), "DO_NOT_TRACK": "1"}
-    done = subprocess.run(command, env=quiet, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    with TemporaryDirectory(prefix="aiperf-") as scratch:  # what it leaves there; its sockets' names must be short
+        quiet = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder), "TMPDIR": scratch, "DO_NOT_TRACK": "1"}
+        done = subprocess.run(command, env=quiet, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-2_000:]
     return folder / "out"
 
