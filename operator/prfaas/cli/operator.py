@@ -37,6 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--resync", type=seconds, default=300.0, metavar="SECONDS", help="look at everything this often"
     )
+    parser.add_argument(
+        "--read-nodes", action="store_true", help="list nodes, and fetch models to every node of a pool"
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     parser.set_defaults(run=_run)
 
@@ -80,6 +83,7 @@ def _run(args: argparse.Namespace) -> int:
         exchange_namespace=args.exchange_namespace,
         namespaces=tuple(args.watch_namespace),
         kubeconfig=args.kubeconfig,
+        read_nodes=args.read_nodes,
         router_token=args.router_token,
         port=args.port,
         resync=args.resync,

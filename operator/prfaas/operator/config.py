@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.kube.election import ElectionTimes
+from prfaas.workloads.model import Fetcher
 from prfaas.workloads.router import RouterSettings
 
 
@@ -25,6 +26,8 @@ class Config:
     """Namespaces whose objects are acted on; empty: all."""
     kubeconfig: Path | None = None
     """A kubeconfig file; None: the pod's own service account."""
+    read_nodes: bool = False
+    """Whether nodes may be listed: then models are fetched to every node of a pool, before an instance is there."""
     router_token: Path | None = None
     """File with the token (audience `prfaas-router`) for routers; None: policies go through the ConfigMap alone."""
     port: int = 8080
@@ -36,3 +39,8 @@ class Config:
     lease: str = "prfaas-operator"
     """Name of the Lease."""
     election: ElectionTimes = field(default_factory=ElectionTimes)
+
+    @property
+    def fetcher(self) -> Fetcher:
+        """What fetches models: this same program."""
+        return Fetcher(self.routers.operator_image, self.routers.image_pull_policy)

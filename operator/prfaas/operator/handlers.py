@@ -16,6 +16,7 @@ from prfaas.kube.resources import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENDPOINT_SLICE,
+    JOB,
     LEADER_WORKER_SET,
     POD,
     POD_DISRUPTION_BUDGET,
@@ -37,6 +38,7 @@ CHILD_KINDS = (
     SERVICE_ACCOUNT,
     ROLE_BINDING,
     ENDPOINT_SLICE,
+    JOB,
 )
 OURS = f"{labels.LABEL_PART_OF}={labels.PART_OF}"
 """Selector of everything that may be a child. EndpointSlices inherit the labels of their Service."""

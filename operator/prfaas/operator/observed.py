@@ -151,12 +151,12 @@ def _pod_state(pod: Object, name: str) -> PodState:
         going="deletionTimestamp" in metadata,
         ready=(said.get("Ready") or {}).get("status") == "True",
         refusal=str(placing.get("message") or "") if unschedulable else "",
-        broken=next(filter(None, map(_broken, containers)), ""),
+        broken=next(filter(None, map(broken, containers)), ""),
         address=str(status.get("podIP") or "") if status.get("phase") == "Running" else "",
     )
 
 
-def _broken(container: Object) -> str:
+def broken(container: Mapping[str, Any]) -> str:
     """Why a container does not run: in words that stay the same from one try to the next."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason = str(waiting.get("reason"))

@@ -29,7 +29,7 @@ from prfaas.kube.resources import (
     Key,
     Object,
 )
-from prfaas.operator import exchange, pools
+from prfaas.operator import exchange, model_cache, pools
 from prfaas.operator.observed import Instances, routers
 from prfaas.operator.policy import policy_in, wanted_policy
 from prfaas.operator.report import read_conditions, report
@@ -42,6 +42,7 @@ from prfaas.operator.verdicts import (
     serving,
     summary,
 )
+from prfaas.operator.warm_up import warm_up_seconds
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
 from prfaas.workloads.assignment import Step
@@ -61,6 +62,7 @@ async def reconcile(world: World, key: Key) -> Result:
     live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
     desired = counts(cluster)
+    cache = await model_cache.step(world, owner, spec, spec.pool.instances)
     took = await pools.take_step(
         world,
         owner,
@@ -88,6 +90,7 @@ async def reconcile(world: World, key: Key) -> Result:
     acknowledged = router_synced(policy, pods, synced)
     needed = [
         placed,
+        cache.verdict,
         serving(seen, took.step),
         ready,
         routers_complete(pods, deployment, spec.router.replicas),
@@ -95,8 +98,9 @@ async def reconcile(world: World, key: Key) -> Result:
         missing_link(links),
     ]
     verdicts = [
-        *summary(needed, obstacle=took.obstacle, paused=spec.paused, draining=seen.draining() > 0),
+        *summary(needed, obstacle=took.obstacle or cache.obstacle, paused=spec.paused, draining=seen.draining() > 0),
         placed,
+        cache.verdict,
         ready,
         acknowledged,
         remote_prefill(cluster, links),
@@ -111,13 +115,14 @@ async def reconcile(world: World, key: Key) -> Result:
             decode=_role(seen, took, labels.ROLE_DECODE, desired),
         ),
         policy=_policy_status(cluster, policy, len(pods), len(synced), timestamp(world.now())),
+        warm_up_seconds=warm_up_seconds(took.children.pods, spec, cluster.status.warm_up_seconds),
     )
     observed = conditions(verdicts, cluster.metadata.generation, world.now())
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
     waits = [exchange.RETRY_SECONDS] if not published.ok else []
     waits += [ROUTER_RETRY_SECONDS] if len(synced) < len(addresses) and not frozen else []
-    return took.finish(*waits)
+    return took.finish(*cache.waits, *waits)
 
 
 def counts(cluster: PDCluster) -> dict[str, int]:

@@ -33,6 +33,7 @@ from prfaas.workloads import assignment, wanted
 from prfaas.workloads.assignment import Step, Wanted
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Owner, selector_text
+from prfaas.workloads.model import with_fetcher
 
 BASE_KINDS = (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET)
 OVERDUE_SECONDS = 60.0
@@ -209,7 +210,8 @@ async def take_step(
         return Took(children, None, {}, spec_obstacle(error))
     if spec.paused:
         return Took(children, intent.step, intent.revisions, None)
-    todo = difference(children, intent.objects, intent.step)
+    objects = with_fetcher(intent.objects, world.config.fetcher, children.objects)
+    todo = difference(children, objects, intent.step)
     outcome = await world.appliers[owner.kind].execute(todo, owner=owner.selector)
     obstacle = write_obstacle(outcome.failed.values())
     waits = [await remove_overdue(world, children)]

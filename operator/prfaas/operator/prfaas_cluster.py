@@ -6,9 +6,10 @@ from prfaas.api import labels
 from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
 from prfaas.kube.resources import Key, Object
-from prfaas.operator import exchange, pools
+from prfaas.operator import exchange, model_cache, pools
 from prfaas.operator.report import report
 from prfaas.operator.verdicts import conditions, pods_placed, serving, summary
+from prfaas.operator.warm_up import warm_up_seconds
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
 from prfaas.workloads.assignment import Step
@@ -23,6 +24,7 @@ async def reconcile(world: World, key: Key) -> Result:
         return Result()
     live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
+    cache = await model_cache.step(world, owner, spec, spec.instances)
     took = await pools.take_step(
         world,
         owner,
@@ -37,12 +39,13 @@ async def reconcile(world: World, key: Key) -> Result:
     shown = exported(published)
     verdicts = [
         *summary(
-            [placed, serving(seen, took.step), shown],
-            obstacle=took.obstacle,
+            [placed, cache.verdict, serving(seen, took.step), shown],
+            obstacle=took.obstacle or cache.obstacle,
             paused=spec.paused,
             draining=seen.draining() > 0,
         ),
         placed,
+        cache.verdict,
         shown,
     ]
     status = PrfaaSClusterStatus(
@@ -54,11 +57,12 @@ async def reconcile(world: World, key: Key) -> Result:
         selector=pools.scale_selector(owner),
         compatibility_key=compatibility_key(spec),
         endpoints=published.endpoints,
+        warm_up_seconds=warm_up_seconds(took.children.pods, spec, cluster.status.warm_up_seconds),
     )
     observed = conditions(verdicts, cluster.metadata.generation, world.now())
     if await report(world, live, pools.without_conditions(status), observed):
         await pools.wake_links(world, key)
-    return took.finish() if published.ok else took.finish(exchange.RETRY_SECONDS)
+    return took.finish(*cache.waits, *([] if published.ok else [exchange.RETRY_SECONDS]))
 
 
 def counts(cluster: PrfaaSCluster) -> dict[str, int]:

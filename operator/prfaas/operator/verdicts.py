@@ -104,7 +104,7 @@ def _router_trouble(kind: Type, pods: Sequence[PodState], deployment: Object | N
     if refused := replica_failure(deployment or {}):
         return Verdict(kind, False, Reason.UNSCHEDULABLE, f"the router's pod is refused: {refused}")
     if homeless := [pod for pod in pods if pod.unschedulable]:
-        text = f"no room for router pod {homeless[0].name}: {_without_counts(homeless[0].refusal)}"
+        text = f"no room for router pod {homeless[0].name}: {without_counts(homeless[0].refusal)}"
         return Verdict(kind, False, Reason.UNSCHEDULABLE, text)
     if broken := [pod for pod in pods if pod.broken]:
         pod = broken[0]
@@ -177,7 +177,7 @@ def _no_room(homeless: Sequence[PodState], spec: PoolSpec) -> str:
     reasons = _reasons(homeless[0].refusal)
     lacking = f"Insufficient {spec.node_pool.gpu_resource}"
     if lacking not in reasons:
-        return f"no room for {names}: {_without_counts(homeless[0].refusal)}"
+        return f"no room for {names}: {without_counts(homeless[0].refusal)}"
     gpus = spec.gpus_per_instance // spec.nodes_per_instance
     selector = ", ".join(f"{name}={value}" for name, value in sorted(spec.node_pool.node_selector.items()))
     nodes = f"no node with {selector}" if selector else "no node"
@@ -188,7 +188,7 @@ def _no_room(homeless: Sequence[PodState], spec: PoolSpec) -> str:
     )
 
 
-def _without_counts(refusal: str) -> str:
+def without_counts(refusal: str) -> str:
     return "; ".join(_reasons(refusal)) or "the scheduler does not say why"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from prfaas.api import labels
 from prfaas.api.pool import PoolSpec
-from prfaas.workloads import engine, strategic
+from prfaas.workloads import engine, model, strategic
 from prfaas.workloads.engines.base import MULTUS
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Object, Owner, digest
@@ -31,7 +31,7 @@ def revision(owner: Owner, spec: PoolSpec, role: str) -> str:
 def child(owner: Owner, spec: PoolSpec, name: str, role: str) -> Object:
     """The child of the instance `name` in `role`. Raises SpecError when the pod template override does not fit."""
     number = revision(owner, spec, role)
-    metadata = owner.metadata(name, _labels(owner, name, role, number))
+    metadata = owner.metadata(name, _labels(owner, spec, name, role, number))
     templates = [_template(owner, spec, role, name, number, node) for node in _nodes(spec)]
     if spec.nodes_per_instance == 1:
         return {
@@ -73,13 +73,14 @@ def _nodes(spec: PoolSpec) -> tuple[str, ...]:
     return ("only",) if spec.nodes_per_instance == 1 else ("leader", "worker")
 
 
-def _labels(owner: Owner, name: str, role: str, number: str) -> dict[str, str]:
-    return owner.labels(role, **{labels.ROLE: role, labels.INSTANCE: name, labels.REVISION: number})
+def _labels(owner: Owner, spec: PoolSpec, name: str, role: str, number: str) -> dict[str, str]:
+    own = {labels.ROLE: role, labels.INSTANCE: name, labels.REVISION: number}
+    return owner.labels(role, **own, **{labels.COMPATIBILITY_KEY: engine.compatibility_key(spec)})
 
 
 def _template(owner: Owner, spec: PoolSpec, role: str, name: str, number: str, node: str) -> Object:
     """The pod template of one node of an instance, the user's override merged last."""
-    own = _labels(owner, name, role, number)
+    own = _labels(owner, spec, name, role, number)
     if node == "worker":
         # Role Services select by this label, and only the leader answers requests.
         del own[labels.ROLE]
@@ -121,7 +122,7 @@ def _pod(spec: PoolSpec, role: str, node: str) -> Object:
         pod["runtimeClassName"] = spec.node_pool.runtime_class_name
     if spec.node_pool.node_selector:
         pod["nodeSelector"] = dict(spec.node_pool.node_selector)
-    return pod
+    return model.attach(spec, pod)
 
 
 def _networks(spec: PoolSpec) -> dict[str, str]:
