@@ -1,0 +1,168 @@
+"""Specs that would not serve are refused in the documented words; what serves and surprises is warned of.
+
+The wrong specs and their refusals are in wrong_specs.yaml; run this file to write them into docs/engine.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from prfaas.workloads import wanted
+from prfaas.workloads.engine import check, warnings
+from prfaas.workloads.errors import SpecError
+from prfaas.workloads.meta import Owner
+from tests.workloads.pools import pd_pool, pool, prefill_pool
+
+DOCS = Path(__file__).parents[2] / "docs" / "engine.md"
+WRONG: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text(encoding="utf-8"))
+BEGIN, END = "<!-- wrong specs: begin -->", "<!-- wrong specs: end -->"
+
+
+def table() -> str:
+    """The table of docs/engine.md."""
+    rows = ["| Spec | Refusal |", "| --- | --- |"]
+    for case in WRONG:
+        path, _, said = case["says"].partition(": ")
+        rows.append(f"| {case['title']} | `{path}`: {said.replace('|', chr(92) + '|')} |")
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[case["title"] for case in WRONG])
+def test_a_wrong_spec_is_refused_in_the_documented_words(case: dict[str, Any]) -> None:
+    wrong = pool(case.get("kind", "PrfaaSCluster"), case["spec"])
+
+    with pytest.raises(SpecError) as caught:
+        wanted.revisions(Owner.of(wrong), wrong.spec)
+
+    assert str(caught.value) == case["says"]
+
+
+def test_the_documentation_has_all_wrong_specs_and_says_what_they_are_told() -> None:
+    documented = DOCS.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+
+    assert documented.strip() == table()
+    assert len(WRONG) >= 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"engine": {"args": ["--api-key", "k"]}}, "spec.engine.args: whoever may read pods can read the key"),
+        ({"engine": {"args": ["--config", "/etc/vllm.yaml"]}}, "what is in /etc/vllm.yaml is not looked into"),
+        (
+            {"engine": {"args": ["--disable-hybrid-kv-cache-manager"]}},
+            "models with state space or linear layers do not start (vllm #42024)",
+        ),
+        ({"engine": {"args": ["--disable-log-stats"]}}, "there are no metrics of the engine"),
+        ({"engine": {"args": ["--brand-new"]}}, "vLLM 0.33 has no --brand-new"),
+        (
+            {"engine": {"image": "r.example/vllm:v0.34.1"}},
+            "the command line is that of vLLM 0.33, and the image is 0.34",
+        ),
+        ({"engine": {"parallelism": {"pipeline": 2}}}, "vLLM refuses pipeline stages with NIXL for hybrid models"),
+        (
+            {"engine": {"env": [{"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": "5700"}]}},
+            "spec.engine.env[0]: Services, and whatever counts or guards the line, know port 5600 only",
+        ),
+        (
+            {"engine": {"env": [{"name": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT", "value": "9"}]}},
+            "vLLM 0.33 does not read VLLM_NIXL_ABORT_REQUEST_TIMEOUT any more; set spec.engine.kvLease",
+        ),
+        ({"engine": {"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}}, "anyone who reaches the engine"),
+        ({"engine": {"kind": "SGLang"}}, "each side's SGLang chooses by its GPU"),
+        ({}, "spec.engine.attentionBackend: is not set: each side's vLLM chooses by its GPU"),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": "engine", "livenessProbe": None}]}}},
+            "a dead engine would not be started anew",
+        ),
+        ({"podTemplate": {"spec": {"hostNetwork": True}}}, "spec.network.exposure is PodIP"),
+        (
+            {
+                "engine": {
+                    "args": [
+                        "--kv-transfer-config",
+                        json.dumps(
+                            {
+                                "kv_connector": "NixlPullConnector",
+                                "kv_role": "kv_producer",
+                                "kv_load_failure_policy": "recompute",
+                            }
+                        ),
+                    ]
+                }
+            },
+            "makes decode instances prefill long prompts",
+        ),
+    ],
+)
+def test_what_serves_and_surprises_is_warned_of_and_not_refused(spec: dict[str, Any], said: str) -> None:
+    spec = prefill_pool(spec).spec
+
+    check(spec)
+
+    assert any(said in each for each in warnings(spec))
+
+
+@pytest.mark.parametrize("kind", ["PrfaaSCluster", "PDCluster"])
+def test_a_spec_that_says_what_shapes_kv_cache_gets_no_warning(kind: str) -> None:
+    spec = pool(kind, {"engine": {"attentionBackend": "FLASH_ATTN_MLA", "blockSize": 64}}).spec
+
+    check(spec)
+
+    assert warnings(spec) == ()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"engine": {"attentionBackend": "FLASHMLA", "args": ["--block-size", "64"]}},
+        {"engine": {"kvCacheDtype": "fp8", "args": ["--kv-cache-dtype=fp8"]}},
+        {"engine": {"args": ["--compilation-config.level", "3", "--max-num-seqs", "8"]}},
+        {
+            "engine": {
+                "args": ["--enable-cumem-allocator"],
+                "env": [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"}],
+            }
+        },
+        {"engine": {"env": [{"name": "VLLM_PORT", "value": "9100"}]}},
+        {"engine": {"args": ["--host", "0.0.0.0"]}},
+        {
+            "engine": {"kvLease": "1m"},
+            "podTemplate": {"spec": {"containers": [{"name": "engine", "readinessProbe": {"periodSeconds": 10}}]}},
+        },
+        {
+            "podTemplate": {
+                "spec": {"containers": [{"name": "engine", "lifecycle": {"preStop": {"sleep": {"seconds": 30}}}}]}
+            }
+        },
+        {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 70}}},
+        {"engine": {"command": ["prfaas", "worker", "serve", "--profile", "H20x8"], "args": ["--time-scale", "5"]}},
+    ],
+)
+def test_what_is_right_is_let_through(spec: dict[str, Any]) -> None:
+    check(prefill_pool(spec).spec)
+
+
+@pytest.mark.parametrize("engine", [{"kind": "SGLang"}, {"connector": "Mooncake"}, {"tls": {"secretName": "tls"}}])
+def test_what_our_router_cannot_drive_runs_without_it(engine: dict[str, Any]) -> None:
+    check(pd_pool({"engine": engine, "router": {"replicas": 0}}).spec)
+    check(prefill_pool({"engine": engine}).spec)
+
+
+def test_each_role_may_have_a_kv_transfer_config_of_its_own() -> None:
+    roles = {
+        role: {"args": ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})]}
+        for role, kv_role in (("prefill", "kv_producer"), ("decode", "kv_consumer"))
+    }
+
+    check(pd_pool({"roles": roles}).spec)
+
+
+if __name__ == "__main__":
+    before, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
+    DOCS.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
