@@ -54,6 +54,7 @@ SERVICE_ACCOUNT = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 EVENT = Resource("events.k8s.io", "v1", "events", "Event")
 DEPLOYMENT = Resource("apps", "v1", "deployments", "Deployment")
 REPLICA_SET = Resource("apps", "v1", "replicasets", "ReplicaSet")
+JOB = Resource("batch", "v1", "jobs", "Job")
 POD_DISRUPTION_BUDGET = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 ENDPOINT_SLICE = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 LEASE = Resource("coordination.k8s.io", "v1", "leases", "Lease")
@@ -76,6 +77,7 @@ ALL = (
     EVENT,
     DEPLOYMENT,
     REPLICA_SET,
+    JOB,
     POD_DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
     LEASE,
