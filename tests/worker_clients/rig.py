@@ -75,6 +75,18 @@ class Server:
         finally:
             connection.close()
 
+    @contextmanager
+    def begun(self, path: str, body: object) -> Iterator[None]:
+        """Within it, the answer to a request has begun and goes on; at the end its client leaves."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read(1)) == (200, b"d")
+            yield
+        finally:
+            connection.close()
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of one series; AssertionError if it is not there."""
         for family in text_string_to_metric_families(self.ask("GET", "/metrics").body.decode()):

@@ -31,6 +31,7 @@ def vllm_router(pair: Pair, folder: Path) -> Iterator[Server]:
         *(str(environment("vllm-router").program("vllm-router")), "--vllm-pd-disaggregation"),
         *("--prefill", pair.prefill.url, "--decode", pair.decode.url, "--policy", "round_robin"),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--prometheus-host", "127.0.0.1"),
     ]
     with program(command, folder / "vllm-router.log", port) as router:
         router.until(lambda: router.ask("GET", "/health").status == 200, "vllm-router is healthy")
@@ -43,8 +44,9 @@ def smg(pair: Pair, folder: Path) -> Iterator[Server]:
     port = free_port()
     command = [
         *(str(environment("smg").program("smg")), "launch", "--pd-disaggregation", "--backend", "vllm"),
-        *("--policy", "round_robin", "--disable-tokenizer-autoload"),
+        *("--policy", "round_robin", "--disable-tokenizer-autoload", "--load-monitor-interval", "1"),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--prometheus-host", "127.0.0.1"),
     ]
     with program(command, folder / "smg.log", port) as router:
         router.until(lambda: router.ask("GET", "/workers").status == 200, "smg answers")
@@ -150,6 +152,32 @@ def test_what_the_worker_refuses_reaches_the_client(router: Server) -> None:
     answer = router.ask("POST", "/v1/completions", {"model": MODEL, "prompt": "word" * 140_000, "max_tokens": 1})
     assert answer.status == 400, answer.body
     assert b"maximum context length" in answer.body
+
+
+def test_a_client_that_leaves_ends_its_request(router: Server, pair: Pair, prompt: str) -> None:
+    def aborted() -> float:
+        return pair.decode.metric("vllm:request_success_total", finished_reason="abort")
+
+    before = aborted()
+    with router.begun("/v1/completions", endless(prompt)):
+        assert pair.decode.metric("vllm:num_requests_running") == 1
+    pair.decode.until(lambda: aborted() == before + 1, "the request is aborted")
+    assert pair.decode.metric("vllm:num_requests_running") == 0
+
+
+def endless(prompt: str) -> dict[str, Any]:
+    """A streamed request that ends by itself only after half a minute."""
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 120_000, "stream": True}
+
+
+@pytest.mark.parametrize("router", ["smg 1.13.0"], indirect=True)
+def test_the_load_is_read_from_the_workers_metrics(router: Server, prompt: str) -> None:
+    def running() -> dict[str, int]:
+        loads = router.ask("GET", "/get_loads").json["loads"]
+        return {load["worker_type"]: load["num_running_reqs"] for load in loads if load["token_usage"] > 0}
+
+    with router.begun("/v1/completions", endless(prompt)):
+        router.until(lambda: running() == {"decode": 1}, "smg sees the one request, and its blocks")
 
 
 def test_no_cache_is_left_behind(router: Server, pair: Pair, prompt: str) -> None:
