@@ -40,6 +40,10 @@ STOOD_IN_FOR = frozenset(
 that is not installed is missing, as optional ones are in vLLM's own image."""
 
 
+GPUS = 1024
+"""More than any instance needs: how many there are is never the reason of a refusal."""
+
+
 class _Inert(type):
     """The class of stand-ins: to be inherited from, called, subscripted, iterated, and named in annotations."""
 
@@ -140,13 +144,15 @@ class RealParser:
         importlib.import_module("torch.library").__dict__["infer_schema"] = _operator_schema
         interface = importlib.import_module("vllm.platforms.interface")
         looks = {"_enum": interface.PlatformEnum.CUDA, "device_name": "cuda", "device_type": "cuda"}
-        cuda = type("Cuda", (interface.Platform,), {**looks, "dispatch_key": "CUDA"})
+        looks |= {"dispatch_key": "CUDA", "device_count": classmethod(lambda _cls: GPUS)}
+        cuda = type("Cuda", (interface.Platform,), looks)
         importlib.import_module("vllm.platforms").__dict__["_current_platform"] = cuda()
         serve = importlib.import_module("vllm.entrypoints.cli.serve")
         for start in ("run_headless", "run_multi_api_server", "run_dp_supervisor"):
             serve.__dict__[start] = lambda _args: None
         self._command = serve.ServeSubcommand()
         self._engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+        self._config = importlib.import_module("vllm.config")
         self._parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
         self._serve = self._command.subparser_init(self._parser.add_subparsers(dest="subparser"))
 
@@ -160,13 +166,30 @@ class RealParser:
             values = plain(vars(parsed))
             self._command.validate(parsed)
             self._command.cmd(parsed)
-            self._engine_args.from_cli_args(parsed)
+            self._configure(self._engine_args.from_cli_args(parsed))
         except SystemExit as error:
             usage, _, reason = said.getvalue().rpartition("error: ")
             return {"status": error.code, "error": reason.strip() or usage}
         except Exception as error:  # noqa: BLE001  # whatever vLLM's process would end with
             return {"status": 1, "error": f"{type(error).__name__}: {error}", "values": values}
         return {"values": values}
+
+    def _configure(self, engine: Any) -> None:
+        """Makes the configurations that need no knowledge of the model, from the arguments of the same names."""
+        self._build(self._config.CacheConfig, engine, cache_dtype=engine.kv_cache_dtype)
+        self._build(self._config.AttentionConfig, engine, backend=engine.attention_backend)
+        self._build(self._config.ParallelConfig, engine)
+        assumed = {"max_model_len": 131_072, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+        known = {name: value for name in assumed if (value := getattr(engine, name)) not in (None, -1)}
+        chunked = engine.enable_chunked_prefill is not False
+        policy = {"policy": engine.scheduling_policy, "is_encoder_decoder": False, "enable_chunked_prefill": chunked}
+        self._build(self._config.SchedulerConfig, engine, **{**assumed, **known, **policy})
+
+    @staticmethod
+    def _build(config: Any, engine: Any, **given: Any) -> None:
+        names = {field.name for field in dataclasses.fields(config) if field.init}
+        same = {name: value for name in names if (value := getattr(engine, name, None)) is not None}
+        config(**same | {name: value for name, value in given.items() if value is not None})
 
     def options(self) -> dict[str, Any]:
         """Every option: all its forms, also those that the help does not show, and what it is without them."""
