@@ -13,7 +13,7 @@ import aiohttp
 
 from prfaas.kube.connection import USER_AGENT, Connection, Query, Timeouts, decoded, read_line
 from prfaas.kube.errors import Unreachable, error_from_status
-from prfaas.kube.resources import SERVICE_ACCOUNT, Object, Resource, resource_of
+from prfaas.kube.resources import POD, SERVICE_ACCOUNT, Object, Resource, resource_of
 
 __all__ = ["KubeClient", "ObjectList", "Propagation", "Timeouts", "WatchEvent"]
 
@@ -105,6 +105,12 @@ class KubeClient(Connection):
                 if event.get("type") not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK") or not isinstance(obj, dict):
                     raise Unreachable("the watch sent something that is not an event", request=f"WATCH {path}")
                 yield WatchEvent(event["type"], obj)
+
+    async def log(self, pod: str, namespace: str, container: str, *, lines: int, previous: bool = False) -> str:
+        """The end of a container's log; `previous`: of the one before it was started again."""
+        path = POD.path(namespace, pod, "log")
+        query = _query(container=container, tailLines=lines, previous="true" if previous else "")
+        return await self.text(path, query)
 
     async def version(self) -> str:
         """The server's gitVersion; also the cheapest question that proves it answers."""

@@ -129,6 +129,12 @@ class Connection:
         async with self.stream(method, path, query, body, content_type=content_type, timeout=timeout) as response:
             return decoded(await _read(response, self.max_bytes, f"{method} {path}"), f"{method} {path}")
 
+    async def text(self, path: str, query: Query = ()) -> str:
+        """What a GET answers that is no JSON, such as a log."""
+        timeout = aiohttp.ClientTimeout(total=self.timeouts.call, sock_connect=self.timeouts.connect)
+        async with self.stream("GET", path, query, timeout=timeout) as response:
+            return (await _read(response, self.max_bytes, f"GET {path}")).decode(errors="replace")
+
     @asynccontextmanager
     async def stream(
         self,

@@ -24,7 +24,7 @@ LOST_SECONDS = 60.0
 _STOPPED = (143, 137)
 """Exit statuses of a process that was ended from outside."""
 _FAILURES = {reason.value: reason for reason in FETCH_FAILURES}
-_JOB = "batch.kubernetes.io/job-name"
+JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def state_of_job(job: Object | None, pods: Iterable[Object], container: str, now
     """How a Job does. None: it is about to be made."""
     if job is None:
         return State(False)
-    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(_JOB) == job["metadata"]["name"]]
+    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) == job["metadata"]["name"]]
     own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     if complete(job):
         return State(True, commit=_commit(own, container))
