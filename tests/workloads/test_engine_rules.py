@@ -101,11 +101,11 @@ def test_the_documentation_has_all_wrong_specs_and_says_what_they_are_told() -> 
     ],
 )
 def test_what_serves_and_surprises_is_warned_of_and_not_refused(spec: dict[str, Any], said: str) -> None:
-    spec = prefill_pool(spec).spec
+    parsed = prefill_pool(spec).spec
 
-    check(spec)
+    check(parsed)
 
-    assert any(said in each for each in warnings(spec))
+    assert any(said in each for each in warnings(parsed))
 
 
 @pytest.mark.parametrize("kind", ["PrfaaSCluster", "PDCluster"])
