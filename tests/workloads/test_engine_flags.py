@@ -32,6 +32,13 @@ def test_the_table_is_vllms_own() -> None:
     assert flags.removed() == frozenset(FACTS["flag_names_not_accepted_in_0_33"])
 
 
+def test_the_values_that_are_checked_are_vllms_own() -> None:
+    found = {entry["flags"][0]: entry for entry in FACTS["flags"]}
+
+    assert flags.values("--kv-cache-dtype") == frozenset(found["--kv-cache-dtype"]["known_values"])
+    assert flags.values("--attention-backend") == frozenset(found["--attention-backend"]["enum_members"])
+
+
 def test_every_flag_of_vllm_is_in_the_table_and_no_other() -> None:
     known = {name for entry in FACTS["flags"] for name in names(entry)}
 

@@ -126,6 +126,12 @@ def removed() -> frozenset[str]:
     return frozenset(_table()["removed"])
 
 
+def values(flag: str) -> frozenset[str]:
+    """What vLLM 0.33 takes for `--kv-cache-dtype` and `--attention-backend`; its parser takes anything, and it ends
+    with an error later."""
+    return frozenset(_table()["values"][flag])
+
+
 @cache
 def _options() -> dict[str, Option]:
     return {name: Option(*entry) for name, entry in _table()["options"].items()}

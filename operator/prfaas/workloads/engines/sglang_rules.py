@@ -39,6 +39,7 @@ BREAKS = {
     "--disaggregation-bootstrap-port": ("is the port that decode instances are told", "leave it out"),
     "--enable-pd-role-switch": ("lets an instance change its role behind the operator's back", "leave it out"),
 }
+CACHE_TYPES = ("auto", "bf16", "bfloat16", "fp4_mx_block16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4")
 
 
 def findings(spec: PoolSpec) -> Iterator[Finding]:
@@ -51,6 +52,12 @@ def findings(spec: PoolSpec) -> Iterator[Finding]:
             elif name in BREAKS:
                 problem, remedy = BREAKS[name]
                 yield Finding(arguments.path, f"{name} {problem}", remedy)
+    if spec.engine.kv_cache_dtype not in CACHE_TYPES:
+        yield Finding(
+            "spec.engine.kvCacheDtype",
+            f"SGLang does not know {spec.engine.kv_cache_dtype}",
+            f"one of {', '.join(CACHE_TYPES)}",
+        )
     if spec.engine.attention_backend is None:
         yield warning(
             "spec.engine.attentionBackend",

@@ -111,17 +111,17 @@ def findings(spec: PoolSpec) -> Iterator[Finding]:
     for variable in variables_of(spec):
         yield from _variable(spec, variable)
     for role in roles_of(spec):
-        yield from _block_size(spec, role)
+        shape = vllm.shape(spec, role, environment_of(spec, role))
+        yield from _known_values(spec, shape)
+        yield from _block_size(spec, shape)
     yield from _layers(spec)
 
 
 def _image(spec: PoolSpec) -> Iterator[Finding]:
     """A version gate, where the image's tag says the version."""
-    name, _, tag = image_name(spec.engine).partition(":")
-    version = re.match(r"v?(\d+)\.(\d+)", tag)
-    if not name.startswith("vllm") or version is None:
+    found = _version(spec)
+    if found is None:
         return
-    found = (int(version[1]), int(version[2]))
     if found < OLDEST:
         yield Finding(
             "spec.engine.image",
@@ -129,12 +129,23 @@ def _image(spec: PoolSpec) -> Iterator[Finding]:
             "it where prefill and decode are apart (vllm #41860, #43508, #46453, #48195; dynamo #10741)",
             "use vLLM 0.33 or later",
         )
-    elif found > OLDEST:
+    elif _newer(spec):
         yield warning(
             "spec.engine.image",
             f"the command line is that of vLLM 0.33, and the image is {found[0]}.{found[1]}",
             "try it on one pool first",
         )
+
+
+def _version(spec: PoolSpec) -> tuple[int, int] | None:
+    """vLLM's version as far as the image's tag says it."""
+    name, _, tag = image_name(spec.engine).partition(":")
+    found = re.match(r"v?(\d+)\.(\d+)", tag)
+    return (int(found[1]), int(found[2])) if found and name.startswith("vllm") else None
+
+
+def _newer(spec: PoolSpec) -> bool:
+    return (_version(spec) or OLDEST) > OLDEST
 
 
 def _command(spec: PoolSpec) -> Iterator[Finding]:
@@ -332,8 +343,22 @@ def _own_allocator(spec: PoolSpec, role: str) -> bool:
     return bool(given.switch("--enable-cumem-allocator") or given.switch("--enable-sleep-mode"))
 
 
-def _block_size(spec: PoolSpec, role: str) -> Iterator[Finding]:
-    shape = vllm.shape(spec, role, environment_of(spec, role))
+def _known_values(spec: PoolSpec, shape: Mapping[str, Any]) -> Iterator[Finding]:
+    for flag, field, default in (
+        ("--kv-cache-dtype", "kvCacheDtype", "auto"),
+        ("--attention-backend", "attentionBackend", "AUTO"),
+    ):
+        value = shape[flag]
+        if value != default and value not in flags.values(flag):
+            yield Finding(
+                f"spec.engine.{field}",
+                f"vLLM 0.33 does not know {value}",
+                "see `vllm serve --help=all` of the image for what it knows",
+                refused=not _newer(spec),
+            )
+
+
+def _block_size(spec: PoolSpec, shape: Mapping[str, Any]) -> Iterator[Finding]:
     backend, size = shape["--attention-backend"], shape["--block-size"]
     if size is None or backend not in BLOCK_SIZES:
         return
