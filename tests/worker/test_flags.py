@@ -267,5 +267,16 @@ def test_states_may_be_kept_without_an_interval() -> None:
 
 @pytest.mark.fact("README 2")
 def test_kv_offloading_replaces_the_connector() -> None:
-    with pytest.raises(ValueError, match="got OffloadingConnector"):
-        parse("m", *OWN, "--kv-transfer-config", json.dumps(NIXL), "--kv-offloading-size", "4")
+    config = parse("m", *OWN, "--kv-transfer-config", json.dumps(NIXL), "--kv-offloading-size", "4")
+    assert config.kv_transfer is None, "prefill/decode is off, without a word"
+    assert config.exposed.conditions == {"offload", "offload_cpu"}
+
+
+def test_a_multi_connector_transfers_with_its_first_child_that_can() -> None:
+    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    both = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    both["kv_connector_extra_config"] = {"connectors": [store, NIXL]}  # type: ignore[assignment]  # of mixed values
+    config = parse("m", *OWN, "--kv-transfer-config", json.dumps(both))
+    assert config.kv_transfer is not None
+    assert config.kv_transfer.role == NIXL["kv_role"]
+    assert config.exposed.conditions == {"mooncake_store", "nixl"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 Blocks: TypeAlias = "array[int]"
 """Block ids, four bytes each: a batch of long requests holds hundreds of thousands."""
@@ -29,6 +29,19 @@ def no_blocks() -> Blocks:
     return array("I")
 
 
+class Watcher(Protocol):
+    """Who is told what becomes of blocks."""
+
+    def taken(self, blocks: Blocks) -> None:
+        """Blocks hold something new from now on."""
+
+    def shared(self, blocks: Blocks) -> None:
+        """Blocks were found, and are used once more."""
+
+    def forgotten(self) -> None:
+        """No block holds anything any more."""
+
+
 class BlockPool:
     """`total` blocks of `block_size` tokens. Ids are handed out low first, so that memory goes with the peak use."""
 
@@ -38,6 +51,7 @@ class BlockPool:
         self.total, self.block_size = total, block_size
         self.on_evict: Callable[[int, int], None] | None = None
         """Called with a block and its key when the block is taken for something else."""
+        self.watcher: Watcher | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -81,6 +95,8 @@ class BlockPool:
         self._touch(fresh)
         for _ in range(count - again - fresh):
             blocks.append(self._evict())
+        if self.watcher is not None:
+            self.watcher.taken(blocks)
         return blocks
 
     def give_back(self, blocks: Blocks) -> None:
@@ -116,6 +132,8 @@ class BlockPool:
 
     def share(self, blocks: Blocks) -> None:
         """One owner more for each of these registered blocks."""
+        if self.watcher is not None:
+            self.watcher.shared(blocks)
         after, shared = self._after, self._shared
         for block in blocks:
             if after[block] == _IN_USE:
@@ -138,6 +156,8 @@ class BlockPool:
         if self.used:
             return False
         self._clear()
+        if self.watcher is not None:
+            self.watcher.forgotten()
         return True
 
     def _touch(self, fresh: int) -> None:

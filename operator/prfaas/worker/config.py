@@ -12,6 +12,7 @@ from prfaas.api.labels import PORT_HTTP, PORT_KV
 from prfaas.api.profile import Profile, positive
 from prfaas.worker.blocks import BlockPool
 from prfaas.worker.events import EventsConfig
+from prfaas.worker.exposed import CACHE_ATTRIBUTES, Exposed
 from prfaas.worker.frontend import FrontEnd
 from prfaas.worker.hashing import Algorithm
 
@@ -21,6 +22,7 @@ DEFAULT_MAX_MODEL_LEN = 131_072
 DEFAULT_LEASE_SECONDS = 30
 
 Role = Literal["kv_producer", "kv_consumer", "kv_both"]
+Mode = Literal["pull", "push", "mooncake"]
 Attention = Literal["full", "hybrid"]
 
 
@@ -42,6 +44,18 @@ class KVTransfer:
     """Connections of one transfer: NIXL's `num_threads`, or MC_TCP_LANES_PER_PEER; both are 4 unless set."""
     enforce_compatibility: bool = True
     """`kv_connector_extra_config.enforce_handshake_compat`."""
+    mode: Mode = "pull"
+    """How caches move: NixlConnector and NixlPullConnector, NixlPushConnector, MooncakeConnector."""
+    push_registration_seconds: float = 480
+    """`push_registration_timeout`: a decode worker that was not written to for so long says so. Modelled."""
+    abort_seconds: float = 480
+    """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long the one leg waits for the other. Modelled."""
+    bootstrap_port: int = 8998
+    """VLLM_MOONCAKE_BOOTSTRAP_PORT."""
+    bootstrap_address: str | None = None
+    """`bootstrap_server_address`, host:port of a bootstrap server that somebody else runs."""
+    bootstrap_seconds: float = 30
+    """VLLM_MOONCAKE_CONNECTOR_TIMEOUT, real seconds."""
 
     @property
     def produces(self) -> bool:
@@ -101,6 +115,8 @@ class WorkerConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_events: EventsConfig | None = None
     """None: nothing is published."""
+    exposed: Exposed = field(default_factory=Exposed)
+    """Which metrics there are."""
     event_host: str = "127.0.0.1"
     """This host's address, VLLM_HOST_IP: where `tcp://*:0` binds."""
 
@@ -130,6 +146,36 @@ class WorkerConfig:
         return min(self.max_num_seqs, self.profile.decode.max_batch)
 
     @property
+    def metric_conditions(self) -> frozenset[str]:
+        """Which metrics there are because of P/D (`exposed`)."""
+        transfer = self.kv_transfer
+        if transfer is None:
+            return frozenset()
+        return frozenset(("nixl", "kv_consumer") if transfer.consumes else ("nixl",))
+
+    @property
+    def cache_info(self) -> dict[str, str]:
+        """The labels of `vllm:cache_config_info`: vLLM's CacheConfig, every attribute of it as text."""
+        blocks, hybrid = self.total_blocks, self.attention == "hybrid"
+        known: dict[str, Any] = {
+            "block_size": self.block_size,
+            "cache_dtype": self.kv_cache_dtype,
+            "enable_prefix_caching": self.prefix_caching,
+            "num_gpu_blocks": blocks,
+            "num_gpu_blocks_override": self.num_gpu_blocks,
+            "prefix_caching_hash_algo": self.hash_algorithm,
+            "prefix_cache_retention_interval": self.retention_interval,
+            "mamba_block_size": self.block_size if hybrid else None,
+            "mamba_cache_mode": "align" if hybrid and self.prefix_caching else "none",
+            "hash_block_size": self.block_size,
+            "cache_hit_alignment_tokens": self.block_size,
+            "effective_attention_block_size": self.block_size,
+            "kv_cache_size_tokens": blocks * self.block_size,
+            "kv_cache_max_concurrency": blocks * self.block_size / self.max_model_len,
+        }
+        return {name: str(known.get(name, default)) for name, default in CACHE_ATTRIBUTES.items()}
+
+    @property
     def total_blocks(self) -> int:
         """KV blocks: as overridden, or room for a full batch of the longest requests."""
         per_request = BlockPool(1, self.block_size).blocks_for(self.max_model_len)
@@ -149,7 +195,7 @@ class WorkerConfig:
             "dtype": self.dtype,
             "cache_dtype": self.kv_cache_dtype,
             "attention_backend": self.attention_backend,
-            "transfer_mode": "pull",
+            "transfer_mode": self.kv_transfer.mode if self.kv_transfer is not None else "pull",
             "kv": self.profile.kv.to_wire(),
             "kv_byte_scale": self.kv_byte_scale,
         }

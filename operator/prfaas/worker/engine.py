@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from typing import Any
 
+from prfaas.worker.accounts import Accounts, adapters
 from prfaas.worker.blocks import BlockPool
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import WorkerConfig
@@ -24,6 +26,7 @@ from prfaas.worker.kv.transfers import connector
 from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import last_token, prompt_state
 from prfaas.worker.prefix import PrefixCache
+from prfaas.worker.residency import Residency
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
 
 log = logging.getLogger(__name__)
@@ -42,13 +45,8 @@ class Engine:
 
     def __init__(self, config: WorkerConfig, clock: Clock) -> None:
         self.config, self.clock = config, clock
-        transfer = config.kv_transfer
-        self.metrics = Metrics(
-            config.names[0],
-            config.max_model_len,
-            nixl=transfer is not None,
-            kv_consumer=transfer is not None and transfer.consumes,
-        )
+        self.metrics = Metrics(config.names[0], config.max_model_len, config.metric_conditions, config.exposed)
+        self._accounts = Accounts(config, self.metrics)
         self.pool = BlockPool(config.total_blocks, config.block_size)
         events = config.kv_events
         self.events = Publisher(events, config.event_host) if events is not None and events.on else None
@@ -90,14 +88,17 @@ class Engine:
             stages=scheduler.fetch_stages,
             usage=lambda: self.pool.used / self.pool.total,
         )
-        self.metrics.cache_config(
-            {
-                "block_size": str(config.block_size),
-                "num_gpu_blocks": str(self.pool.total),
-                "cache_dtype": config.kv_cache_dtype,
-                "enable_prefix_caching": str(config.prefix_caching),
-            }
-        )
+        self.metrics.cache_config(config.cache_info)
+        under_way = self._generations.values()
+        self.metrics.adapters(lambda: adapters(under_way, running=False), lambda: adapters(under_way, running=True))
+        if "residency" in config.exposed.conditions:
+            metrics = self.metrics
+            self.pool.watcher = Residency(
+                clock.now,
+                random.Random(),
+                config.exposed.residency_sample,
+                (metrics.block_lifetime.observe, metrics.block_idle.observe, metrics.block_gap.observe),
+            )
 
     async def start(self) -> None:
         """Load the model (the profile's startup time), then listen for KV and begin."""
@@ -133,9 +134,13 @@ class Engine:
         """Requests under way."""
         return len(self._generations)
 
-    def submit(self, ask: Ask) -> Generation:
-        """Begin an answer; AdmissionError at a queue limit. A KV problem ends the answer with reason `error`."""
-        self.check_admission()
+    def submit(self, ask: Ask, *, admitted: bool = False) -> Generation:
+        """Begin an answer; AdmissionError at a queue limit. A KV problem ends the answer with reason `error`.
+
+        `admitted`: `check_admission` let this one in, with others of the same request.
+        """
+        if not admitted:
+            self.check_admission()
         now = self.clock.now()
         room = self.config.max_model_len - ask.prompt_tokens
         natural = max(LONGEST_NATURAL, ask.sampling.min_tokens)
@@ -144,6 +149,7 @@ class Engine:
         sequence.reads_cache, sequence.reports_found = ask.reads_cache, ask.reports_found
         generation = Generation(sequence, ask.max_tokens, ask.sampling, last_token(ask.prompt))
         sequence.next_words = generation.next_words
+        generation.parent, generation.lora = ask.parent, ask.lora
         if self.dead.is_set():
             self._end(generation, "error", now)
             return generation
@@ -177,13 +183,13 @@ class Engine:
         self._wake.set()
         return generation
 
-    def check_admission(self) -> None:
-        """AdmissionError if a queue limit refuses a request now."""
+    def check_admission(self, n: int = 1) -> None:
+        """AdmissionError if a queue limit refuses a request with `n` answers now."""
         requests, tokens = self.config.max_queued_requests, self.config.max_queued_tokens
-        if requests is not None and len(self._generations) + 1 > requests:
-            self._reject("max_num_queued_reqs", f"Too many requests in flight: the limit is {requests}.")
+        if requests is not None and len(self._generations) + n > requests:
+            self._reject("max_num_queued_reqs", "The engine is currently busy and cannot accept new requests.")
         if tokens is not None and self._prefill_tokens >= tokens:
-            self._reject("max_num_queued_tokens", f"Too many queued prompt tokens: the limit is {tokens}.")
+            self._reject("max_num_queued_tokens", "The engine has reached its prefill token backlog limit.")
 
     def die(self, reason: str) -> None:
         """Be as vLLM's front end is when its engine process died: what runs fails, and so does all that comes."""
@@ -270,60 +276,35 @@ class Engine:
 
     def _happen(self, now: float) -> None:
         """Pass on what the scheduler played until now."""
-        produced = 0
+        made = computed = drafted = 0
         for event in self.scheduler.advance(now):
             generation = self._generations.get(event.sequence)
             if generation is None:
                 continue
             if event.admitted:
-                self._admitted(generation)
+                self._accounts.admitted(generation)
             if event.preempted:
                 self.metrics.preempted.inc()
             if event.start_transfer:
                 generation.may_transfer.set()
             if event.tokens:
-                produced += event.tokens
-                self._deliver(generation, event, now)
+                made += event.tokens
+                drafted += generation.first_token is not None
+                computed += self._deliver(generation, event, now)
         if self.events is not None:
             self.events.flush()
-        if produced:
-            self.metrics.generation_tokens.inc(produced)
-            self.metrics.iteration_tokens.observe(produced)
+        self._accounts.step(made, computed, drafted)
 
-    def _deliver(self, generation: Generation, event: Advanced, now: float) -> None:
+    def _deliver(self, generation: Generation, event: Advanced, now: float) -> int:
         if generation.first_token is None:
-            generation.first_token = event.at
-            self._first_token(generation, now)
-        elif generation.last_token is not None:
-            self.metrics.inter_token.observe(event.at - generation.last_token)
-        generation.last_token = event.at
+            self._prefill_tokens -= generation.sequence.prompt_tokens
+        computed = self._accounts.token(generation, event.at, now)
         generation.tell()
         if event.finished:
             if event.sequence.holds_kv:
                 self.transfers.grant(generation, now)
             self._end(generation, generation.end_reason, now)
-
-    def _admitted(self, generation: Generation) -> None:
-        """What the prefix cache had is decided when a request gets its blocks; counted in tokens."""
-        sequence, metrics = generation.sequence, self.metrics
-        generation.external_tokens = sequence.prompt_tokens - sequence.local_hit if generation.external else 0
-        if sequence.chain is not None and sequence.reads_cache:
-            metrics.prefix_queries.inc(sequence.prompt_tokens)
-            metrics.prefix_hits.inc(sequence.local_hit)
-        if self.config.kv_transfer is not None:
-            metrics.external_queries.inc(sequence.prompt_tokens - sequence.local_hit)
-            metrics.external_hits.inc(generation.external_tokens)
-
-    def _first_token(self, generation: Generation, now: float) -> None:
-        sequence, metrics = generation.sequence, self.metrics
-        self._prefill_tokens -= sequence.prompt_tokens
-        cached = generation.cached_tokens
-        metrics.ttft.observe(now - sequence.arrived)
-        metrics.prompt_tokens.inc(sequence.prompt_tokens)
-        metrics.computed.inc(sequence.prompt_tokens - cached)
-        metrics.cached.inc(sequence.local_hit)
-        metrics.external.inc(generation.external_tokens)
-        metrics.prompt_cached.inc(cached)
+        return computed
 
     def _chain(self, ask: Ask) -> Chain:
         publishes = self.events is not None
@@ -343,32 +324,15 @@ class Engine:
         return self.config.max_model_len - generation.sequence.prompt_tokens
 
     def _end(self, generation: Generation, reason: str, now: float) -> None:
-        sequence, metrics = generation.sequence, self.metrics
+        sequence = generation.sequence
         if self._generations.pop(sequence, None) is not None and generation.first_token is None:
             self._prefill_tokens -= sequence.prompt_tokens
         generation.finish(reason)
-        metrics.finished(reason)
-        metrics.e2e.observe(now - sequence.arrived)
-        metrics.request_prompt.observe(sequence.prompt_tokens)
-        metrics.request_generation.observe(sequence.generated)
-        metrics.request_max_generation.observe(sequence.generated)
-        metrics.params_n.observe(1)
-        metrics.preemptions.observe(sequence.preemptions)
-        metrics.prefill_computed.observe(sequence.prompt_tokens - generation.cached_tokens)
-        if generation.max_tokens is not None:
-            metrics.params_max_tokens.observe(generation.max_tokens)
-        if sequence.started is not None and generation.first_token is not None and generation.last_token is not None:
-            metrics.queue_time.observe(sequence.started - sequence.arrived)
-            metrics.prefill_time.observe(generation.first_token - sequence.started)
-            metrics.inference_time.observe(generation.last_token - sequence.started)
-            decode = generation.last_token - generation.first_token
-            metrics.decode_time.observe(decode)
-            if sequence.generated > 1:
-                metrics.per_token.observe(decode / (sequence.generated - 1))
+        self._accounts.ended(generation, reason, now)
 
     def _reject(self, reason: str, message: str) -> None:
         self.metrics.rejected(reason)
-        raise AdmissionError(reason, message)
+        raise AdmissionError(reason, f"{message} Please try again later or on a different instance.")
 
     def _note_idle(self) -> None:
         if not self._generations and not self.transfers.kept:

@@ -16,6 +16,7 @@ from prfaas.api.profiles import parse_profile, shipped, shipped_names
 from prfaas.worker.commandline.checks import BLOCK_SIZES, transfer_config
 from prfaas.worker.config import DEFAULT_LEASE_SECONDS, VLLM_VERSION, KVTransfer, Role, WorkerConfig
 from prfaas.worker.events import EventsConfig
+from prfaas.worker.exposed import STORES, read_exposed
 from prfaas.worker.frontend import read_front_end
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -73,6 +74,7 @@ def read_config(args: argparse.Namespace, environment: Mapping[str, str]) -> Wor
         front=read_front_end(args, environment, VLLM_VERSION),
         retention_interval=args.prefix_cache_retention_interval,
         kv_events=read_kv_events(args.kv_events_config, environment),
+        exposed=read_exposed(args, transfer_config(args), environment),
         event_host=environment.get("VLLM_HOST_IP") or "127.0.0.1",
         python_hash_seed=environment.get("PYTHONHASHSEED"),
         keep_alive_seconds=_environment_number(environment, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5),
@@ -120,6 +122,11 @@ def read_kv_transfer(fields: Mapping[str, Any], environment: Mapping[str, str]) 
     connector = fields.get("kv_connector")
     if connector is None:
         return None
+    if connector in STORES:
+        return None  # its tiers are not modelled: its metrics are there and stay at 0
+    if connector == "MultiConnector":
+        children = (fields.get("kv_connector_extra_config") or {}).get("connectors") or ()
+        return next(filter(None, (read_kv_transfer(child, environment) for child in children)), None)
     if connector not in CONNECTORS:
         raise FlagError(f"--kv-transfer-config: kv_connector must be one of {', '.join(CONNECTORS)}, got {connector}")
     policy = fields.get("kv_load_failure_policy", "fail")

@@ -18,6 +18,15 @@ LONGEST_NATURAL = 319
 """Upper bound of oracle.natural_length: what a request without a limit reserves."""
 
 
+@dataclass
+class Parent:
+    """A request with `n` above 1: counted once, when its last answer ended."""
+
+    n: int
+    left: int
+    longest: int = 0
+
+
 @dataclass(frozen=True)
 class Ask:
     """One completion, as the HTTP side understood it."""
@@ -39,8 +48,8 @@ class Ask:
     """False for what needs every prompt token computed, such as `prompt_logprobs`."""
     reports_found: bool = False
     """`vllm_xargs.kv_cache_report_mode` is `full`: KV events also tell of blocks that were found."""
-    choices: int = 1
-    """`n`: how many answers the request asked for, this one included."""
+    parent: Parent | None = None
+    """Shared by the answers of a request that asked for several."""
 
 
 @dataclass(eq=False)
@@ -52,6 +61,8 @@ class Generation:
     sampling: Sampling
     last: bytes
     """The last prompt token."""
+    parent: Parent | None = None
+    lora: Lora | None = None
     prompt: bytes = b""
     """Kept only where a failed transfer is followed by a prefill here."""
     remote: Remote | None = None

@@ -1,4 +1,4 @@
-"""vLLM 0.33's metrics: names, labels and buckets are vLLM's, checked by a test against its list.
+"""vLLM 0.33's metrics: names, labels, buckets and when they exist are vLLM's, from a table (`exposed`).
 
 Durations are real seconds, so modelled seconds over the time scale; bytes are bytes on the wire, scaled like the wire.
 Two names are our own, `prfaas_worker_*`: what crossed the KV port in each direction, framing and failures included.
@@ -6,32 +6,30 @@ Two names are our own, `prfaas_worker_*`: what crossed the KV port in each direc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from itertools import product
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-T = TypeVar("T", Gauge, Counter)
+from prfaas.worker.exposed import Exposed, Metric, table
 
 ENGINE = "0"
-_LABELS = ("model_name", "engine")
-_REQUEST = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-_TTFT = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_INTER_TOKEN = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0),
-)
-_NIXL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
-_NIXL_BYTES = tuple(2048 * 4**power for power in range(12))
-_NIXL_DESCRIPTORS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
-_ITERATION = (1, *(2**power for power in range(3, 15)))
+_KINDS: dict[str, type[MetricWrapperBase]] = {
+    "gauge": Gauge,
+    "counter": Counter,
+    "histogram": Histogram,
+    "summary": Summary,
+}
+_CACHE_INFO, _LORA_INFO = "vllm:cache_config_info", "vllm:lora_requests_info"
+EXCLUDED_HANDLERS = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+"""Requests whose handler contains one of these are not measured: so neither is `/v1/load_lora_adapter`."""
 
 
 def token_buckets(max_model_len: int) -> tuple[int, ...]:
@@ -44,84 +42,86 @@ def token_buckets(max_model_len: int) -> tuple[int, ...]:
     )
 
 
-def _nth(values: Callable[[], tuple[int, int, int]], index: int) -> int:
-    return values()[index]
+class Absent:
+    """A metric that this engine does not have: takes every value, shows none."""
+
+    def labels(self, *_: object, **__: object) -> Absent:
+        """Itself."""
+        return self
+
+    def inc(self, _: float = 1) -> None:
+        """Nothing."""
+
+    def dec(self, _: float = 1) -> None:
+        """Nothing."""
+
+    def set(self, _: float) -> None:
+        """Nothing."""
+
+    def observe(self, _: float) -> None:
+        """Nothing."""
+
+    def set_function(self, _: Callable[[], float]) -> None:
+        """Nothing."""
+
+
+ABSENT = Absent()
 
 
 class Metrics:
-    """Every series of one engine, in a registry of its own."""
+    """Every series of one engine and its server, in a registry of its own."""
 
-    def __init__(self, model_name: str, max_model_len: int, *, nixl: bool, kv_consumer: bool) -> None:
+    def __init__(
+        self, model_name: str, max_model_len: int, conditions: Iterable[str] = (), exposed: Exposed | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
-        self._model_name = model_name
-        tokens = token_buckets(max_model_len)
+        self.model_name, self._exposed = model_name, exposed or Exposed()
+        self._max_model_len = max_model_len
+        self._conditions = {"http"}
+        if self._exposed.stats:
+            self._conditions |= {"stats", *self._exposed.conditions, *conditions}
+        self._families: dict[str, MetricWrapperBase] = {}
+        for metric in table():
+            if metric.when in self._conditions and metric.name not in (_CACHE_INFO, _LORA_INFO):
+                self._register(metric)
 
-        self._running = self._gauge("num_requests_running", "Requests that hold a slot.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that wait.")
-        self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
-        self._by_reason = self._family(Gauge, "num_requests_waiting_by_reason", "Waiting requests.", "reason")
-        self._fetching = (
-            self._family(Gauge, "num_requests_kv_fetch_by_stage", "Requests whose KV is fetched.", "stage")
-            if kv_consumer
-            else None
-        )
-        sleep = self._family(Gauge, "engine_sleep_state", "1 for the state the engine is in.", "sleep_state")
-        for state in ("awake", "weights_offloaded", "discard_all"):
-            sleep.labels(model_name, ENGINE, state).set(state == "awake")
-
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        by_source = self._family(
-            Counter, "prompt_tokens_by_source", "Prompt tokens by where their KV is from.", "source"
-        )
+        self.set_sleeping(0)
+        self.prompt_tokens, self.generation_tokens = self.of("prompt_tokens"), self.of("generation_tokens")
         self.computed, self.cached, self.external = (
-            by_source.labels(model_name, ENGINE, source)
+            self.of("prompt_tokens_by_source", source)
             for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
         )
-        self.prompt_cached = self._counter("prompt_tokens_cached", "Prompt tokens that were not computed here.")
-        self.prefix_queries = self._counter("prefix_cache_queries", "Tokens looked for in the prefix cache.")
-        self.prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
-        self.preempted = self._counter("num_preemptions", "Requests that gave up their blocks for others.")
-        for name in ("mm_cache_queries", "mm_cache_hits"):
-            self._counter(name, "Zero: this worker reads text only.")
-        self.external_queries = self._counter("external_prefix_cache_queries", "Tokens looked for at a peer.")
-        self.external_hits = self._counter("external_prefix_cache_hits", "Tokens found at a peer.")
-        success = self._family(Counter, "request_success", "Finished requests.", "finished_reason")
-        self._success = {
-            reason: success.labels(model_name, ENGINE, reason)
-            for reason in ("stop", "length", "abort", "error", "repetition")
-        }
-        rejections = Counter(
-            "vllm:admission_rejections", "Requests refused.", ("model_name", "reason"), registry=self.registry
+        self.prompt_cached = self.of("prompt_tokens_cached")
+        self.hits_here, self.hits_at_peers = (
+            self.of("prompt_tokens_cached_by_source", source) for source in ("device", "p2p")
         )
-        self._rejections = {
-            reason: rejections.labels(model_name, reason) for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+        self.prefix_queries, self.prefix_hits = self.of("prefix_cache_queries"), self.of("prefix_cache_hits")
+        self.external_queries = self.of("external_prefix_cache_queries")
+        self.external_hits = self.of("external_prefix_cache_hits")
+        self.preempted = self.of("num_preemptions")
+        self._success = {
+            reason: self.of("request_success", reason) for reason in ("stop", "length", "abort", "error", "repetition")
         }
 
-        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens.", _INTER_TOKEN)
-        self.per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first.", _INTER_TOKEN
+        self.ttft = self.of("time_to_first_token_seconds")
+        self.inter_token = self.of("inter_token_latency_seconds")
+        self.per_token = self.of("request_time_per_output_token_seconds")
+        self.e2e, self.queue_time = self.of("e2e_request_latency_seconds"), self.of("request_queue_time_seconds")
+        self.inference_time = self.of("request_inference_time_seconds")
+        self.prefill_time, self.decode_time = (
+            self.of(f"request_{phase}_time_seconds") for phase in ("prefill", "decode")
         )
-        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST)
-        self.queue_time = self._histogram("request_queue_time_seconds", "Arrival to slot.", _REQUEST)
-        self.inference_time = self._histogram("request_inference_time_seconds", "Slot to last token.", _REQUEST)
-        self.prefill_time = self._histogram("request_prefill_time_seconds", "Slot to first token.", _REQUEST)
-        self.decode_time = self._histogram("request_decode_time_seconds", "First to last token.", _REQUEST)
-        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens per request.", tokens)
-        self.request_generation = self._histogram("request_generation_tokens", "Tokens per answer.", tokens)
-        self.request_max_generation = self._histogram(
-            "request_max_num_generation_tokens", "Most tokens of one answer of a request.", tokens
+        self.request_prompt, self.request_generation = (
+            self.of(f"request_{what}_tokens") for what in ("prompt", "generation")
         )
-        self.params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", tokens)
-        self.params_n = self._histogram("request_params_n", "n asked for.", (1, 2, 5, 10, 20))
-        self.preemptions = self._histogram(
-            "request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20)
+        self.request_max_generation = self.of("request_max_num_generation_tokens")
+        self.params_max_tokens, self.params_n = self.of("request_params_max_tokens"), self.of("request_params_n")
+        self.preemptions = self.of("request_num_preemptions")
+        self.prefill_computed = self.of("request_prefill_kv_computed_tokens")
+        self.iteration_tokens = self.of("iteration_tokens_total")
+        self.block_lifetime, self.block_idle, self.block_gap = (
+            self.of(f"kv_block_{what}_seconds") for what in ("lifetime", "idle_before_evict", "reuse_gap")
         )
-        self.prefill_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens whose KV was computed here.", tokens
-        )
-        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens per engine step.", _ITERATION)
 
         self.kv_wire = Counter(
             "prfaas_worker_kv_wire_bytes",
@@ -129,21 +129,46 @@ class Metrics:
             ("direction",),
             registry=self.registry,
         )
-        if nixl:
-            self.xfer_time = self._histogram("nixl_xfer_time_seconds", "Transfer times.", _NIXL_SECONDS)
-            self.xfer_bytes = self._histogram("nixl_bytes_transferred", "Bytes per transfer.", _NIXL_BYTES)
-            self._histogram("nixl_post_time_seconds", "Empty: nothing is posted here.", (0.001, *_NIXL_SECONDS))
-            self.descriptors = self._histogram("nixl_num_descriptors", "Chunks per transfer.", _NIXL_DESCRIPTORS)
-            self.failed_transfers = self._counter("nixl_num_failed_transfers", "Transfers that failed.")
-            self.failed_notifications = self._counter("nixl_num_failed_notifications", "Releases not delivered.")
-            self.expired = self._counter("nixl_num_kv_expired_reqs", "Leases that ended unread.")
-            self.after_expiry = self._counter("nixl_num_notifications_after_expiry", "Reads that ended too late.")
+        self.xfer_time, self.xfer_bytes = self.of("nixl_xfer_time_seconds"), self.of("nixl_bytes_transferred")
+        self.descriptors = self.of("nixl_num_descriptors")
+        self.failed_transfers = self.of("nixl_num_failed_transfers")
+        self.failed_notifications = self.of("nixl_num_failed_notifications")
+        self.expired = self.of("nixl_num_kv_expired_reqs")
+        self.after_expiry = self.of("nixl_num_notifications_after_expiry")
+
+        self._http: tuple[Any, ...] = tuple(
+            self._families[f"http_{name}"]
+            for name in (
+                *("requests_total", "request_size_bytes", "response_size_bytes"),
+                *("request_duration_highr_seconds", "request_duration_seconds"),
+            )
+        )
+
+    def of(self, name: str, *values: str) -> Any:
+        """A series by its family's name, without `vllm:`, and the values of its labels after model and engine.
+
+        Something that ignores every call where this engine has no such family.
+        """
+        family = self._families.get(f"vllm:{name}")
+        if family is None:
+            return ABSENT
+        names = family._labelnames  # the library has no public name for it
+        leading = [value for label, value in (("model_name", self.model_name), ("engine", ENGINE)) if label in names]
+        return family.labels(*leading, *values) if names else family
 
     def cache_config(self, labels: Mapping[str, str]) -> None:
         """The constant series whose labels say how the KV cache is set up."""
-        names = (*labels, "engine")
-        gauge = Gauge("vllm:cache_config_info", "Labels of the cache configuration.", names, registry=self.registry)
+        if "stats" not in self._conditions:
+            return
+        gauge = Gauge(
+            _CACHE_INFO, "Information of the LLMEngine CacheConfig", (*labels, "engine"), registry=self.registry
+        )
         gauge.labels(*labels.values(), ENGINE).set(1)
+
+    def adapters(self, waiting: Callable[[], Iterable[str]], running: Callable[[], Iterable[str]]) -> None:
+        """Which LoRA adapters requests use, read when asked for."""
+        if "lora" in self._conditions:
+            self.registry.register(_Adapters(self._exposed.max_loras, waiting, running))
 
     def watch(
         self,
@@ -154,33 +179,104 @@ class Metrics:
         usage: Callable[[], float],
     ) -> None:
         """Read the gauges from the engine when they are asked for, rather than at every step."""
-        self._running.set_function(running)
-        self._waiting.set_function(lambda: queued() + deferred())
-        self._usage.set_function(usage)
-        self._by_reason.labels(self._model_name, ENGINE, "capacity").set_function(queued)
-        self._by_reason.labels(self._model_name, ENGINE, "deferred").set_function(deferred)
-        if self._fetching is not None:
-            for index, stage in enumerate(("waiting_to_start", "in_progress", "completed_waiting")):
-                child = self._fetching.labels(self._model_name, ENGINE, stage)
-                child.set_function(partial(_nth, stages, index))
+        self.of("num_requests_running").set_function(running)
+        self.of("num_requests_waiting").set_function(lambda: queued() + deferred())
+        self.of("kv_cache_usage_perc").set_function(usage)
+        self.of("num_requests_waiting_by_reason", "capacity").set_function(queued)
+        self.of("num_requests_waiting_by_reason", "deferred").set_function(deferred)
+        for index, stage in enumerate(("waiting_to_start", "in_progress", "completed_waiting")):
+            self.of("num_requests_kv_fetch_by_stage", stage).set_function(partial(_nth, stages, index))
 
     def finished(self, reason: str) -> None:
         """A request ended."""
         self._success[reason].inc()
+        self.of("watermark_requests", "not_watermarked").inc()
 
     def rejected(self, reason: str) -> None:
         """A request was refused at a queue limit."""
-        self._rejections[reason].inc()
+        self.of("admission_rejections", reason).inc()
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(self._model_name, ENGINE)
+    def drafted(self, sequences: int, accepted: float) -> None:
+        """A decode step of so many sequences with speculation; `accepted`: drafts accepted in it, of all sequences."""
+        tokens = self._exposed.draft_tokens
+        self.of("spec_decode_num_drafts").inc(sequences)
+        self.of("spec_decode_num_draft_tokens").inc(sequences * tokens)
+        self.of("spec_decode_num_accepted_tokens").inc(accepted)
+        for position in range(tokens):
+            taken = min(max(accepted - position * sequences, 0), sequences)
+            self.of("spec_decode_num_accepted_tokens_per_pos", str(position)).inc(taken)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(self._model_name, ENGINE)
+    def set_sleeping(self, level: int) -> None:
+        """The sleep state: 0 awake, 1 weights offloaded, 2 all discarded."""
+        for state, at in (("awake", 0), ("weights_offloaded", 1), ("discard_all", 2)):
+            self.of("engine_sleep_state", state).set(level == at)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self.registry)
-        return family.labels(self._model_name, ENGINE)
+    @contextmanager
+    def operation(self, family: str, operation: str) -> Iterator[None]:
+        """Measure a call of a route for development: of `sleep` (sleep, wake, ...) or `weights` (init, update, ...)."""
+        names = {"sleep": "sleep_mode_operation", "weights": "rl_weight_update_operation"}
+        if family not in self._conditions:
+            self._conditions.add(family)
+            for metric in table():
+                if metric.when == family:
+                    self._register(metric)
+        in_flight, began = self.of(f"{names[family]}s_in_flight", operation), time.perf_counter()
+        in_flight.inc()
+        try:
+            yield
+        finally:
+            in_flight.dec()
+            self.of(f"{names[family]}_duration_seconds", operation).observe(time.perf_counter() - began)
 
-    def _family(self, kind: type[T], name: str, text: str, label: str) -> T:
-        return kind(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
+    def http(self, handler: str, method: str, status: int, request: int, response: int, seconds: float) -> None:
+        """One HTTP request, as the FastAPI instrumentator counts it. Sizes are those of the Content-Length headers."""
+        if any(excluded in handler for excluded in EXCLUDED_HANDLERS):
+            return
+        requests, request_size, response_size, fine, coarse = self._http
+        requests.labels(handler, method, f"{status // 100}xx").inc()
+        request_size.labels(handler).observe(request)
+        response_size.labels(handler).observe(response)
+        fine.observe(seconds)
+        coarse.labels(handler, method).observe(seconds)
+
+    def _register(self, metric: Metric) -> None:
+        more: dict[str, Any] = {}
+        if metric.type == "histogram":
+            more["buckets"] = self._buckets(metric)
+        text = metric.name.removeprefix("vllm:").replace("_", " ")
+        family = _KINDS[metric.type](metric.name, text, metric.labels, registry=self.registry, **more)
+        self._families[metric.name] = family
+        values = dict(metric.values)
+        if metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
+            values["position"] = tuple(map(str, range(self._exposed.draft_tokens)))
+        common = {"model_name": (self.model_name,), "engine": (ENGINE,)} | values
+        if metric.labels and all(label in common for label in metric.labels) and metric.when not in _SEEN_ON_USE:
+            for each in product(*(common[label] for label in metric.labels)):
+                family.labels(*each)
+
+    def _buckets(self, metric: Metric) -> tuple[float, ...]:
+        if metric.family is not None and metric.family in self._exposed.buckets:
+            return self._exposed.buckets[metric.family]
+        return metric.buckets or token_buckets(self._max_model_len)
+
+
+_SEEN_ON_USE = ("sleep", "weights", "tool_parser", "http")
+"""Conditions whose series begin with their first use, not at the start."""
+
+
+class _Adapters(Collector):
+    """`vllm:lora_requests_info`: the adapters are its labels, the time is its value."""
+
+    def __init__(self, most: int, waiting: Callable[[], Iterable[str]], running: Callable[[], Iterable[str]]) -> None:
+        self._most, self._waiting, self._running = most, waiting, running
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See Collector."""
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily(_LORA_INFO, "Running stats on lora requests.", labels=labels)
+        family.add_metric((str(self._most), ",".join(self._waiting()), ",".join(self._running())), time.time())
+        yield family
+
+
+def _nth(values: Callable[[], tuple[int, int, int]], index: int) -> int:
+    return values()[index]
