@@ -151,7 +151,8 @@ class WorkerConfig:
         transfer = self.kv_transfer
         if transfer is None:
             return frozenset()
-        return frozenset(("nixl", "kv_consumer") if transfer.consumes else ("nixl",))
+        connector = "mooncake" if transfer.mode == "mooncake" else "nixl"
+        return frozenset((connector, "kv_consumer") if transfer.consumes else (connector,))
 
     @property
     def cache_info(self) -> dict[str, str]:
