@@ -269,11 +269,11 @@ def _safe(text: str) -> str:
 
 
 def _templates(obj: Mapping[str, Any]) -> Sequence[Object]:
-    spec = obj["spec"]
     if obj["kind"] == "Deployment":
-        return (spec["template"],)
+        return (obj["spec"]["template"],)
     if obj["kind"] == "LeaderWorkerSet":
-        return (spec["leaderWorkerTemplate"]["leaderTemplate"], spec["leaderWorkerTemplate"]["workerTemplate"])
+        group = obj["spec"]["leaderWorkerTemplate"]
+        return (group["leaderTemplate"], group["workerTemplate"])
     return ()
 
 
