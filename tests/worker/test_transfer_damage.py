@@ -178,7 +178,9 @@ async def test_a_transfer_that_stalls_fails_in_bounded_time(silent_from: Kind, m
         engine = west.worker.engine
         assert isinstance(engine.transfers, NixlPull)
         monkeypatch.setattr(engine.transfers._peers, "seconds", 0.2)
-        monkeypatch.setattr(engine.transfers, "_puller", replace(engine.transfers._puller, stall_seconds=0.2))
+        puller = engine.transfers._puller
+        quick = replace(puller, reader=replace(puller.reader, stall_seconds=0.2))
+        monkeypatch.setattr(engine.transfers, "_puller", quick)
         kv = await east.prefill(PROMPT)
 
         def fall_silent(kind: Kind, body: bytes) -> Frames:

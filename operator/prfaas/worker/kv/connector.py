@@ -20,10 +20,15 @@ from prfaas.worker.kv.lanes import Cache, Outgoing
 from prfaas.worker.kv.leases import Lease, LeaseTable
 from prfaas.worker.kv.params import Nowhere
 from prfaas.worker.kv.payload import payload_bytes
-from prfaas.worker.kv.wire import Connection, WireError
+from prfaas.worker.kv.pull import Reader
+from prfaas.worker.kv.serve import KVServer
+from prfaas.worker.kv.wire import Connection, Kind, WireError
 from prfaas.worker.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+LEAST_STALL_SECONDS = 5.0
+"""A transfer has failed after a lease without a byte, but real seconds are needed too, since the network is real."""
 
 
 class Owner(Protocol):
@@ -48,6 +53,21 @@ class Services:
     pool: BlockPool
     metrics: Metrics
     owner: Owner
+
+
+class Measured:
+    """A connector's metrics: vLLM's names for its family, `nixl` or `mooncake`. What a family has not is ignored."""
+
+    def __init__(self, metrics: Metrics, family: str) -> None:
+        self.seconds = metrics.of(f"{family}_xfer_time_seconds")
+        self.post_time = metrics.of(f"{family}_post_time_seconds")
+        self.bytes = metrics.of(f"{family}_bytes_transferred")
+        self.descriptors = metrics.of(f"{family}_num_descriptors")
+        self.failed_transfers = metrics.of(f"{family}_num_failed_transfers")
+        self.failed_receives = metrics.of(f"{family}_num_failed_recvs")
+        self.failed_notifications = metrics.of(f"{family}_num_failed_notifications")
+        self.expired = metrics.of(f"{family}_num_kv_expired_reqs")
+        self.after_expiry = metrics.of(f"{family}_num_notifications_after_expiry")
 
 
 class Connector:
@@ -103,11 +123,13 @@ class Networked(Connector):
         self.transfer = transfer
         self.leases = LeaseTable(keep_seconds / services.config.time_scale)
         self._background: set[asyncio.Task[None]] = set()
-
-    @property
-    def stall_seconds(self) -> float:
-        """Real seconds without a byte after which a transfer has failed."""
-        return max(self.transfer.lease_seconds / self.services.config.time_scale, 5.0)
+        self.measured = Measured(services.metrics, "mooncake" if transfer.mode == "mooncake" else "nixl")
+        self.reader = Reader(
+            clock=services.clock,
+            stall_seconds=max(transfer.lease_seconds / services.config.time_scale, LEAST_STALL_SECONDS),
+            lanes=transfer.lanes,
+            count=self.received,
+        )
 
     async def stop(self) -> None:
         """See Connector."""
@@ -121,7 +143,7 @@ class Networked(Connector):
         """See Connector."""
         for key in self.leases.expire(now):
             log.warning("KV of request %s expired unread", key)
-            self.services.metrics.expired.inc()
+            self.measured.expired.inc()
 
     def fetch(self, generation: Generation) -> None:
         """See Connector."""
@@ -138,15 +160,35 @@ class Networked(Connector):
         config = self.services.config
         return Cache(engine_id, request_id, tokens, payload_bytes(config.profile.kv, tokens, config.kv_byte_scale))
 
-    def outgoing(self, lease: Lease) -> Outgoing:
-        """A transfer of a cache that is kept here."""
+    def outgoing(self, lease: Lease, request_id: str) -> Outgoing:
+        """A transfer of a cache that is kept here, under the name that its reader knows."""
 
         async def check(_: int) -> None:
             if lease.ended:
                 # Freed under the reader: it must not get a whole cache out of blocks that are another's now.
                 raise WireError("its lease ended during the transfer")
 
-        return Outgoing(self.cache(self.transfer.engine_id, lease.request_id, lease.tokens), lease.state, check)
+        return Outgoing(self.cache(self.transfer.engine_id, request_id, lease.tokens), lease.state, check)
+
+    async def send_on_request(self, connection: Connection, server: KVServer, outgoing: Outgoing) -> None:
+        """A transfer that a reader asked for on this connection; it may join more of them. WireError if it broke."""
+        server.transfers[outgoing.token] = outgoing
+        before = connection.sent
+        try:
+            connection.send_json(Kind.START, bytes=outgoing.cache.size, token=outgoing.token)
+            started = connection.sent - before
+            await outgoing.send(connection)
+        finally:
+            del server.transfers[outgoing.token]
+            self.services.metrics.kv_wire.labels("sent").inc(outgoing.sent + started)
+
+    def count_transfer(self, posted: float, seconds: float, wire_bytes: int, chunks: int) -> None:
+        """Measure a transfer that is over, on the side where vLLM measures it: the one that moves the bytes."""
+        measured = self.measured
+        measured.post_time.observe(posted)
+        measured.seconds.observe(seconds)
+        measured.bytes.observe(wire_bytes)
+        measured.descriptors.observe(chunks)
 
     def shown_blocks(self, generation: Generation) -> tuple[tuple[int, ...], ...]:
         """The blocks of a prompt, one list per group of layers, as peers are told of them."""

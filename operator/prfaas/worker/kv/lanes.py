@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prfaas.worker.kv.payload import PayloadReader, PayloadWriter, checksum
+from prfaas.worker.kv.payload import PayloadReader, PayloadWriter, checksum, chunks_of
 from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
 
 LANE_BYTES = 256 * 1024
@@ -52,14 +52,14 @@ class Outgoing:
         self._payload = PayloadWriter(state, cache.request_id, cache.size)
         self._chunks = enumerate(self._payload)
         self._check = check
+        self.chunks = chunks_of(cache.size)
         self._joined: set[asyncio.Future[None]] = set()
         self.sent = 0
 
     async def send(self, connection: Connection) -> None:
-        """The whole transfer, begun on this connection; WireError if it broke."""
+        """All that follows START on the first connection; WireError if the transfer broke."""
         before = connection.sent
         try:
-            connection.send_json(Kind.START, bytes=self.cache.size, token=self.token)
             await self._carry(connection)
             if self._joined:
                 await asyncio.gather(*self._joined)
@@ -70,14 +70,16 @@ class Outgoing:
         finally:
             self.sent += connection.sent - before
 
-    async def carry(self, connection: Connection) -> None:
-        """See Carrier."""
+    async def carry(self, connection: Connection, until_read: float | None = None) -> None:
+        """See Carrier. `until_read`: seconds within which the reader, having read all, must end the connection."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._joined.add(done)
         before = connection.sent
         try:
             await self._carry(connection)
+            if until_read is not None:
+                await within(until_read, connection.receive())
         except BaseException:
             if not done.done():
                 done.set_exception(WireError("one of its lanes broke"))

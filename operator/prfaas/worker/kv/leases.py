@@ -37,6 +37,8 @@ class Lease:
     free: Callable[[], None]
     """Gives the blocks back."""
     taken: bool = False
+    pinned: bool = False
+    """Being written to its reader: does not end by time."""
     ended: bool = False
 
 
@@ -51,6 +53,10 @@ class LeaseTable:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def has(self, request_id: str) -> bool:
+        """Whether there is such a lease now."""
+        return request_id in self._leases
 
     def grant(self, lease: Lease) -> None:
         """Keep the blocks of a finished prefill until its deadline."""
@@ -95,11 +101,11 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[str]:
         """End every lease whose deadline has come; their request ids."""
-        over = [lease.request_id for lease in self._leases.values() if lease.deadline <= now]
+        over = [lease.request_id for lease in self._leases.values() if lease.deadline <= now and not lease.pinned]
         for request_id in over:
             self.end(request_id, "expired")
         return over
 
     def next_deadline(self) -> float | None:
         """When the next lease ends; None without leases."""
-        return min((lease.deadline for lease in self._leases.values()), default=None)
+        return min((lease.deadline for lease in self._leases.values() if not lease.pinned), default=None)

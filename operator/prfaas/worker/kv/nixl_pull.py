@@ -16,7 +16,7 @@ from prfaas.worker.kv.connector import Networked, Services
 from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseError
 from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
 from prfaas.worker.kv.peers import Peers, TransferError
-from prfaas.worker.kv.pull import Pulled, Puller
+from prfaas.worker.kv.pull import Puller
 from prfaas.worker.kv.serve import SILENCE_SECONDS, Identity, KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
 
@@ -28,17 +28,9 @@ class NixlPull(Networked):
 
     def __init__(self, services: Services, transfer: KVTransfer) -> None:
         super().__init__(services, transfer, transfer.lease_seconds)
-        config, metrics = services.config, services.metrics
-        self._peers = Peers(config.compatibility, transfer.enforce_compatibility, metrics.failed_transfers.inc)
-        self._puller = Puller(
-            clock=services.clock,
-            peers=self._peers,
-            heartbeat_seconds=self.leases.duration / HEARTBEATS_PER_LEASE,
-            stall_seconds=self.stall_seconds,
-            lanes=transfer.lanes,
-            cache=self.cache,
-            count=self.received,
-        )
+        config = services.config
+        self._peers = Peers(config.compatibility, transfer.enforce_compatibility, self.measured.failed_transfers.inc)
+        self._puller = Puller(self.reader, self._peers, self.leases.duration / HEARTBEATS_PER_LEASE, self.cache)
         self._server = KVServer(
             Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
         )
@@ -129,24 +121,18 @@ class NixlPull(Networked):
         except TransferError as error:
             log.error("request %s: %s", generation.sequence.request_id, error)
             if not error.counted:
-                self.services.metrics.failed_transfers.inc()
+                self.measured.failed_transfers.inc()
             owner.kv_failed(generation)
         else:
-            self._count(pulled)
+            self.count_transfer(pulled.posted, pulled.seconds, pulled.wire_bytes, pulled.chunks)
             owner.kv_arrived(generation, pulled.state)
-
-    def _count(self, pulled: Pulled) -> None:
-        metrics = self.services.metrics
-        metrics.xfer_time.observe(pulled.seconds)
-        metrics.xfer_bytes.observe(pulled.wire_bytes)
-        metrics.descriptors.observe(pulled.chunks)
 
     async def _tell_released(self, remote: RemoteBlocks) -> None:
         try:
             await self._puller.release(remote)
         except TransferError as error:
             log.warning("KV stays at the prefill worker until its lease ends: %s", error)
-            self.services.metrics.failed_notifications.inc()
+            self.measured.failed_notifications.inc()
 
     # The side that is read.
 
@@ -182,20 +168,15 @@ class NixlPull(Networked):
         return await within(max(self.leases.duration, SILENCE_SECONDS), connection.receive())
 
     async def _send(self, connection: Connection, lease: Lease) -> None:
-        outgoing = self.outgoing(lease)
-        self._server.transfers[outgoing.token] = outgoing
         try:
-            await outgoing.send(connection)
+            await self.send_on_request(connection, self._server, self.outgoing(lease, lease.request_id))
         except WireError as error:
             log.warning("transfer of request %s failed: %s", lease.request_id, error)
             connection.abort()
-        finally:
-            del self._server.transfers[outgoing.token]
-            self.services.metrics.kv_wire.labels("sent").inc(outgoing.sent)
 
     def _end(self, request_id: str, how: str) -> None:
         if self.leases.end(request_id, how):
             self.services.owner.wake()
         elif how == "used" and self.leases.ending(request_id) == "expired":
             log.error("request %s was read after its lease had ended", request_id)
-            self.services.metrics.after_expiry.inc()
+            self.measured.after_expiry.inc()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from prfaas.worker.kv.connector import Connector, Services
+from prfaas.worker.kv.mooncake import Mooncake
 from prfaas.worker.kv.nixl_pull import NixlPull
+from prfaas.worker.kv.nixl_push import NixlPush
+
+_CONNECTORS = {"pull": NixlPull, "push": NixlPush, "mooncake": Mooncake}
 
 
 def connector(services: Services) -> Connector:
     """The connector of the engine that these services belong to."""
     transfer = services.config.kv_transfer
-    if transfer is None:
-        return Connector(services)
-    return NixlPull(services, transfer)
+    return Connector(services) if transfer is None else _CONNECTORS[transfer.mode](services, transfer)
