@@ -16,15 +16,17 @@ from prfaas.api.crd import object_schema
 from prfaas.api.inter_cluster_link import InterClusterLink
 from prfaas.api.kinds import KINDS
 from prfaas.api.pd_cluster import PDCluster
+from prfaas.api.pool import PoolSpec
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.api.schema import leaves
 from prfaas.kube.kubeconfig import Credentials, write_kubeconfig
 from prfaas.links.assess import assess
 from prfaas.links.peer import PeerSnapshot, peer_config
 from prfaas.operator.policy import wanted_policy
-from prfaas.workloads import wanted
+from prfaas.workloads import model, wanted
 from prfaas.workloads.engine import compatibility_key
 from prfaas.workloads.meta import Owner
+from prfaas.workloads.model import Fetcher, Place
 from prfaas.workloads.router import RouterSettings
 from tests.api.documents import EXAMPLES, Document, example
 
@@ -41,6 +43,9 @@ ELSEWHERE = {
     "spec.peer.source.local": "what it excludes is tried instead; as a whole: tests of links",
     "spec.peer.source.kubeConfigSecretRef.name": "the reconcile: tests of the operator",
     "spec.peer.source.kubeConfigSecretRef.key": "the reconcile: tests of the operator",
+    "spec.rollout.pairing": "the instance plan: tests of the operator, test_rollout.py",
+    "spec.model.cache.persistentVolumeClaim.claimName": "what it excludes is tried instead: below",
+    "spec.model.cache.ephemeral.sizeLimit": "what it excludes is tried instead: below",
     "spec.paused": "the reconcile: tests of the operator",
     "spec.engine.parallelism.tensor": "changes with parallelism.pipeline alone: below",
     "spec.engine.parallelism.data": "changes with parallelism.tensor alone: below",
@@ -67,14 +72,19 @@ def effects(document: Document) -> Any:
     owner = Owner.of(cluster)
     if isinstance(cluster, PrfaaSCluster):
         instances = {"full-0": labels.ROLE_PREFILL}
-        objects = wanted.prfaas_cluster(owner, cluster.spec, instances)
+        objects = wanted.prfaas_cluster(owner, cluster.spec, instances) + jobs(owner, cluster.spec)
         return cluster.spec.instances, objects, compatibility_key(cluster.spec)
     assert isinstance(cluster, PDCluster)
     instances = {"full-0": labels.ROLE_PREFILL, "full-1": labels.ROLE_DECODE}
     policy = wanted_policy(cluster, None, 1)
-    objects = wanted.pd_cluster(owner, cluster.spec, instances, SETTINGS, policy)
+    objects = wanted.pd_cluster(owner, cluster.spec, instances, SETTINGS, policy) + jobs(owner, cluster.spec)
     pool = cluster.spec.pool
     return pool.instances, pool.prefill_instances(), objects, compatibility_key(cluster.spec)
+
+
+def jobs(owner: Owner, spec: PoolSpec) -> list[dict[str, Any]]:
+    """What fetches the model to one node."""
+    return [model.job(owner, spec, Place("node"), Fetcher("operator"))] if model.shared(spec.model.cache) else []
 
 
 def other_values(value: Any, schema: dict[str, Any]) -> Iterator[Any]:
@@ -189,5 +199,21 @@ def test_a_change_of_parallelism_changes_something(kind: str) -> None:
     names = {"metadata.namespace": "default", "metadata.uid": "uid", "spec.nodesPerInstance": 1}
 
     found = [effects(example(kind, {**names, "spec.engine.parallelism": part})) for part in parts]
+
+    assert all(one != other for index, one in enumerate(found) for other in found[:index])
+
+
+@pytest.mark.parametrize("kind", ["PrfaaSCluster", "PDCluster"])
+def test_a_change_of_where_the_model_is_kept_changes_something(kind: str) -> None:
+    caches: tuple[Document, ...] = (
+        {"persistentVolumeClaim": {"claimName": "one"}},
+        {"persistentVolumeClaim": {"claimName": "other"}},
+        {"ephemeral": {}},
+        {"ephemeral": {"sizeLimit": "200Gi"}},
+        {"ephemeral": {"sizeLimit": 1000}},
+    )
+    names = {"metadata.namespace": "default", "metadata.uid": "uid"}
+
+    found = [effects(example(kind, {**names, "spec.model.cache": cache})) for cache in caches]
 
     assert all(one != other for index, one in enumerate(found) for other in found[:index])
