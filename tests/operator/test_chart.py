@@ -75,6 +75,17 @@ def test_with_namespaces_nothing_of_the_operator_reaches_beyond_them() -> None:
     assert where == {"llm", "more", "system", "prfaas-exchange"}
 
 
+def test_nodes_are_listed_only_where_that_is_asked_for() -> None:
+    assert not [rule for rule in rules(render(*NAMESPACED), "Role", "ClusterRole") if "nodes" in rule["resources"]]
+    documents = render(*NAMESPACED, "readNodes=true")
+    found = [rule for rule in rules(documents, "Role", "ClusterRole") if "nodes" in rule["resources"]]
+    assert found == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    bound = {role["metadata"]["name"] for role in of_kind(documents, "ClusterRoleBinding")}
+    assert "prfaas-operator-nodes" in bound
+    container = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]
+    assert build_parser().parse_args([*container["command"][1:], *container["args"]]).read_nodes is True
+
+
 def test_the_routers_role_is_what_the_router_asks_for() -> None:
     roles = {role["metadata"]["name"]: role["rules"] for role in of_kind(render(*NAMESPACED), "ClusterRole")}
     assert roles == {"prfaas-router": router_pod.role_rules(), "prfaas-router-tokens": router_pod.cluster_role_rules()}
