@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 import zmq
 import zmq.asyncio
 
@@ -176,6 +178,22 @@ def test_every_field_of_vllms_configuration_is_known() -> None:
     assert not ours.on
     assert EventsConfig(enable_kv_cache_events=True).on
     assert not EventsConfig(enable_kv_cache_events=True, publisher="null").on
+
+
+def test_the_coverage_lists_every_fact_of_events() -> None:
+    """Each entry of the facts is in coverage/kv_events.yaml, and nothing else is."""
+    listed = {f"config.{field['field']}" for field in FACTS["config"]}
+    for event, content in FACTS["events"].items():
+        listed |= {event, *(f"{event}.{field['field']}" for field in content["fields"])}
+    listed |= {f"payload.{element['field']}" for element in FACTS["payload"]["elements"]}
+    listed |= {f"frame.{frame['index']}" for frame in FACTS["message_frames"]}
+    for part in ("pub_socket", "hash_form", "emission", "replay", "drop_rules"):
+        left_out = {"type", "sources", "source", "root_source", "dp_rank", "served", "req_client_note"}
+        listed |= {f"{part}.{key}" for key in FACTS[part] if key not in left_out}
+    covered = yaml.safe_load((Path(__file__).parent / "coverage" / "kv_events.yaml").read_text())
+    assert set(covered) == listed
+    sent = {key for key in covered if "." in key and not isinstance(covered[key], dict)}
+    assert {f"BlockStored.{name}" for name in STORED if name != "type"} <= sent
 
 
 async def test_what_a_worker_publishes_is_what_its_cache_holds() -> None:

@@ -7,9 +7,11 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prfaas.worker.blocks import BlockPool
 from prfaas.worker.commandline.parser import parse
 from prfaas.worker.engine import AdmissionError, Engine
-from prfaas.worker.exposed import Exposed, read_exposed
+from prfaas.worker.exposed import Exposed, read_exposed, table
 from prfaas.worker.generation import Ask, Parent
 from prfaas.worker.metrics import Metrics, token_buckets
 from prfaas.worker.residency import Residency
@@ -67,6 +69,14 @@ def complete(made: Metrics) -> Metrics:
 def test_the_packages_table_is_made_of_the_facts() -> None:
     assert metric_table.PACKAGE.read_text() == metric_table.text()
     assert {entry["exists_when"] for entry in LISTED.values()} == {*metric_table.CONDITIONS, *metric_table.NOT_EMULATED}
+
+
+def test_the_coverage_lists_every_metric() -> None:
+    covered = yaml.safe_load((Path(__file__).parent / "coverage" / "metrics.yaml").read_text())
+    assert set(covered) == set(LISTED)
+    emulated = {name for name, how in covered.items() if how == "emulated"}
+    assert emulated == {metric.name for metric in table()}
+    assert len(emulated) >= 0.95 * len(LISTED)
 
 
 @pytest.mark.parametrize("condition", [None, *sorted(EVERYTHING - {"stats", "http", "sleep", "weights"})])

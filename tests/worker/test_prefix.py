@@ -192,6 +192,12 @@ class TestJournal:
             },
         ]
 
+    def test_a_session_is_named(self) -> None:
+        cache = Cache()
+        cache.run(cache.request("aaaab", session="s"))
+        assert cache.told[0]["session_id"] == "s"
+        assert cache.run(cache.request("aaaab")).tokens == 4, "and shares its blocks with everybody"
+
     def test_a_hit_is_not_told_unless_asked_for(self) -> None:
         cache = Cache()
         cache.ended("aaaabbbbc")

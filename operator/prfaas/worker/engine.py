@@ -313,6 +313,7 @@ class Engine:
             whole_tokens(ask.prompt),
             lora=ask.lora,
             salt=ask.cache_salt,
+            session=ask.session_id,
             keep_hashes=publishes and self.config.kv_events is not None and not self.config.kv_events.int_hashes,
             keep_tokens=publishes,
         )

@@ -48,6 +48,8 @@ class Ask:
     """False for what needs every prompt token computed, such as `prompt_logprobs`."""
     reports_found: bool = False
     """`vllm_xargs.kv_cache_report_mode` is `full`: KV events also tell of blocks that were found."""
+    session_id: str | None = None
+    """`X-Session-ID`, which KV events name."""
     parent: Parent | None = None
     """Shared by the answers of a request that asked for several."""
 

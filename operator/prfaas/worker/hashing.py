@@ -165,11 +165,14 @@ class Chain:
         *,
         lora: Lora | None = None,
         salt: str | None = None,
+        session: str | None = None,
         keep_hashes: bool = False,
         keep_tokens: bool = False,
     ) -> None:
         self._hasher = hasher
         self._lora, self._salt = lora, salt
+        self.session = session
+        """Whose request it is; not part of any hash."""
         self.keys = array("Q")
         self.hashes: list[bytes] | None = [] if keep_hashes else None
         self._tokens = bytearray() if keep_tokens else None

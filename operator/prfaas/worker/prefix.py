@@ -191,21 +191,21 @@ class PrefixCache:
         if self._whole is not None:
             self._whole.update(zip(chain.keys[first:last], hashes, strict=True))
         kinds = {FULL_GROUP: "full_attention", STATE_GROUP: "mamba"}
-        self.journal(
-            {
-                "type": "BlockStored",
-                "block_hashes": hashes,
-                "parent_block_hash": published(chain, first - 1, first)[0] if first else None,
-                "token_ids": chain.ids(first, last),
-                "block_size": self.pool.block_size,
-                "lora_id": chain.lora_id,
-                "medium": "GPU",
-                "lora_name": chain.lora_name,
-                "extra_keys": [tuple(key[1] for key in chain.extra(at)) or None for at in range(first, last)],
-                "group_idx": group,
-                "kv_cache_spec_kind": kinds[group],
-            }
-        )
+        event = {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": published(chain, first - 1, first)[0] if first else None,
+            "token_ids": chain.ids(first, last),
+            "block_size": self.pool.block_size,
+            "lora_id": chain.lora_id,
+            "medium": "GPU",
+            "lora_name": chain.lora_name,
+            "extra_keys": [tuple(key[1] for key in chain.extra(at)) or None for at in range(first, last)],
+            "group_idx": group,
+            "kv_cache_spec_kind": kinds[group],
+        }
+        # vLLM leaves out what is at its default.
+        self.journal(event if chain.session is None else event | {"session_id": chain.session})
 
     def _evicted(self, block: int, key: int) -> None:
         group = STATE_GROUP if block in self._states else FULL_GROUP
