@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -90,6 +91,10 @@ class WorkerConfig:
     kv_cache_dtype: str = "auto"
     attention_backend: str | None = None
     kv_transfer: KVTransfer | None = None
+    hybrid_manager: bool = True
+    """Not `--disable-hybrid-kv-cache-manager`: in the hash that peers compare."""
+    draft_model: Mapping[str, Any] | None = None
+    """A draft model that shares the KV cache: in the hash too."""
     shutdown_timeout: int = 0
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
@@ -196,6 +201,8 @@ class WorkerConfig:
             "dtype": self.dtype,
             "cache_dtype": self.kv_cache_dtype,
             "attention_backend": self.attention_backend,
+            "hma": self.hybrid_manager,
+            "speculative": self.draft_model,
             "transfer_mode": self.kv_transfer.mode if self.kv_transfer is not None else "pull",
             "kv": self.profile.kv.to_wire(),
             "kv_byte_scale": self.kv_byte_scale,

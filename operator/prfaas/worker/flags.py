@@ -8,19 +8,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from prfaas.api.labels import PORT_KV
 from prfaas.api.profile import Profile
 from prfaas.api.profiles import parse_profile, shipped, shipped_names
 from prfaas.worker.commandline.checks import BLOCK_SIZES, transfer_config
-from prfaas.worker.config import DEFAULT_LEASE_SECONDS, VLLM_VERSION, KVTransfer, Role, WorkerConfig
+from prfaas.worker.config import VLLM_VERSION, WorkerConfig
 from prfaas.worker.events import EventsConfig
-from prfaas.worker.exposed import STORES, read_exposed
+from prfaas.worker.exposed import read_exposed
 from prfaas.worker.frontend import read_front_end
+from prfaas.worker.kv.settings import draft_model, read_kv_transfer
 
-ROLES: tuple[Role, ...] = get_args(Role)
-CONNECTORS = ("NixlConnector", "NixlPullConnector")
 _SAME = {
     # attribute of the parsed flags: field of WorkerConfig, with its default there
     "time_scale": "time_scale",
@@ -70,6 +68,8 @@ def read_config(args: argparse.Namespace, environment: Mapping[str, str]) -> Wor
         profile=find_profile(args.profile),
         served_names=tuple(args.served_model_name or ()),
         kv_transfer=read_kv_transfer(transfer_config(args), environment),
+        hybrid_manager=not args.disable_hybrid_kv_cache_manager,
+        draft_model=draft_model(args.speculative_config),
         api_keys=tuple(key for key in keys if key),
         front=read_front_end(args, environment, VLLM_VERSION),
         retention_interval=args.prefix_cache_retention_interval,
@@ -115,41 +115,6 @@ def refuse_what_is_not_emulated(args: argparse.Namespace) -> None:
     ):
         if given:
             raise FlagError(f"{flag}: this worker stands for {instead} only")
-
-
-def read_kv_transfer(fields: Mapping[str, Any], environment: Mapping[str, str]) -> KVTransfer | None:
-    """`--kv-transfer-config`, parsed: None where it is absent or names no connector."""
-    connector = fields.get("kv_connector")
-    if connector is None:
-        return None
-    if connector in STORES:
-        return None  # its tiers are not modelled: its metrics are there and stay at 0
-    if connector == "MultiConnector":
-        children = (fields.get("kv_connector_extra_config") or {}).get("connectors") or ()
-        return next(filter(None, (read_kv_transfer(child, environment) for child in children)), None)
-    if connector not in CONNECTORS:
-        raise FlagError(f"--kv-transfer-config: kv_connector must be one of {', '.join(CONNECTORS)}, got {connector}")
-    policy = fields.get("kv_load_failure_policy", "fail")
-    extra = fields.get("kv_connector_extra_config") or {}
-    lease = extra.get("kv_lease_duration", DEFAULT_LEASE_SECONDS) if isinstance(extra, dict) else None
-    if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease <= 86_400:
-        raise FlagError("--kv-transfer-config: kv_connector_extra_config.kv_lease_duration must be seconds above 0")
-    engine: dict[str, Any] = {"engine_id": str(fields["engine_id"])} if fields.get("engine_id") else {}
-    return KVTransfer(
-        role=_role(fields.get("kv_role")),
-        lease_seconds=float(lease),
-        recompute_on_failure=policy == "recompute",
-        host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or "localhost",
-        port=_environment_number(environment, "VLLM_NIXL_SIDE_CHANNEL_PORT", PORT_KV),
-        **engine,
-    )
-
-
-def _role(given: object) -> Role:
-    for role in ROLES:
-        if role == given:
-            return role
-    raise FlagError(f"--kv-transfer-config: kv_role must be one of {', '.join(ROLES)}, got {given}")
 
 
 def _environment_number(environment: Mapping[str, str], name: str, default: int) -> int:
