@@ -10,7 +10,7 @@ DATA = Path(__file__).parent.parent / "data" / "vllm-0.33"
 PACKAGE = Path(__file__).parents[2] / "operator" / "prfaas" / "worker"
 FLAGS = PACKAGE / "commandline" / "flags.json"
 ENVIRONMENT = PACKAGE / "commandline" / "environment.json"
-ROUTES = PACKAGE / "web" / "routes.json"
+ROUTES = PACKAGE / "routes" / "routes.json"
 
 _FLAG_KEYS = (
     *("flags", "negative_flags", "inverse_flags", "dest", "kind", "default", "nargs", "const", "choices", "element"),
@@ -60,7 +60,7 @@ def flags() -> dict[str, Any]:
 
 
 def routes() -> list[dict[str, Any]]:
-    """Method, path, condition and guard of every route."""
+    """Method, path and condition of every route."""
     return [
         {"method": route["method"], "path": route["path"], "condition": route["condition"]}
         for route in facts("routes")["routes"]
@@ -112,3 +112,4 @@ def _field(field: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     FLAGS.write_text(rendered(flags()))
     ENVIRONMENT.write_text(rendered(environment()))
+    ROUTES.write_text(rendered(routes()))

@@ -15,7 +15,7 @@ from tests.worker.rig import MODEL, Client, ManualClock, config, facts, serving,
 
 PROMPT = "Tell me about the sea."
 CHAT = [{"role": "user", "content": PROMPT}]
-HTTP = facts("http")
+HTTP = facts("errors")
 
 
 def texts(events: list[str], chat: bool) -> str:
@@ -38,6 +38,7 @@ async def test_completion_has_vllms_fields() -> None:
         "completion_tokens": 8,
         "total_tokens": count_tokens(PROMPT) + 8,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
 
 
@@ -139,21 +140,56 @@ async def test_request_ids() -> None:
 
 ERRORS: list[tuple[dict[str, Any], int, str, str | None, str]] = [
     ({"prompt": PROMPT, "model": "no"}, 404, "NotFoundError", "model", "The model `no` does not exist."),
-    ({"prompt": ""}, 400, "BadRequestError", "prompt", "cannot be empty"),
-    ({}, 400, "BadRequestError", "prompt", "must be one string"),
-    ({"prompt": [1, 2]}, 400, "BadRequestError", "prompt", "no token ids"),
-    ({"prompt": ["a", "b"]}, 400, "BadRequestError", "prompt", "no batches"),
+    ({"prompt": ""}, 400, "BadRequestError", "prompt", "must be provided and non-empty"),
+    ({}, 400, "BadRequestError", "prompt", "must be provided and non-empty"),
+    ({"prompt": ["a", ""]}, 400, "BadRequestError", "prompt", "cannot be empty"),
+    ({"prompt": 5}, 400, "Bad Request", "prompt", "a string or a list of token ids"),
+    ({"prompt": [1, -1]}, 400, "Bad Request", "prompt", "greater than or equal to 0"),
+    ({"prompt": [2**32]}, 400, "BadRequestError", "prompt", "out of vocabulary"),
+    ({"prompt": ["a"] * 1025}, 400, "BadRequestError", "prompt", "VLLM_MAX_COMPLETION_PROMPTS"),
     ({"prompt": "\ud800"}, 400, "BadRequestError", "prompt", "not valid Unicode"),
     ({"prompt": PROMPT, "max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1"),
     ({"prompt": PROMPT, "max_tokens": "5"}, 400, "Bad Request", "max_tokens", "a whole number"),
     ({"prompt": PROMPT, "max_tokens": True}, 400, "Bad Request", "max_tokens", "a whole number"),
-    ({"prompt": PROMPT, "min_tokens": 9, "max_tokens": 1}, 400, "BadRequestError", "min_tokens", "between 0 and"),
-    ({"prompt": PROMPT, "n": 2}, 400, "BadRequestError", "n", "not supported"),
-    ({"prompt": PROMPT, "logprobs": 1}, 400, "BadRequestError", "logprobs", "not supported"),
-    ({"prompt": PROMPT, "echo": True}, 400, "BadRequestError", "echo", "not supported"),
-    ({"prompt": PROMPT, "stop": ["a"] * 5}, 400, "BadRequestError", "stop", "at most 4"),
-    ({"prompt": PROMPT, "stop": [""]}, 400, "Bad Request", "stop", "none empty"),
-    ({"prompt": PROMPT, "stream_options": {}}, 400, "BadRequestError", "stream_options", "`stream=True`"),
+    ({"prompt": PROMPT, "min_tokens": 9, "max_tokens": 1}, 400, "BadRequestError", "min_tokens", "max_tokens=1, got 9"),
+    ({"prompt": PROMPT, "min_tokens": -1}, 400, "BadRequestError", "min_tokens", "greater than or equal to 0"),
+    ({"prompt": PROMPT, "n": 0}, 400, "BadRequestError", None, "n must be at least 1, got 0."),
+    ({"prompt": PROMPT, "n": 16_385}, 400, "BadRequestError", None, "VLLM_MAX_N_SEQUENCES"),
+    ({"prompt": PROMPT, "logprobs": -2}, 400, "BadRequestError", "logprobs", "a positive value or -1"),
+    ({"prompt": PROMPT, "logprobs": "1"}, 400, "BadRequestError", "logprobs", "must be an integer"),
+    ({"prompt": PROMPT, "logprobs": 21}, 400, "BadRequestError", "logprobs", "greater than max allowed: 20"),
+    ({"prompt": PROMPT, "prompt_logprobs": 21}, 400, "BadRequestError", "prompt_logprobs", "max allowed: 20"),
+    ({"prompt": PROMPT, "prompt_logprobs": 1, "stream": True}, 400, "BadRequestError", "prompt_logprobs", "stream"),
+    ({"prompt": PROMPT, "logprob_token_ids": [1]}, 400, "BadRequestError", "logprob_token_ids", "must be set"),
+    ({"prompt": PROMPT, "suffix": "x"}, 400, "BadRequestError", "suffix", "not currently supported"),
+    ({"prompt": PROMPT, "use_beam_search": True}, 400, "BadRequestError", "use_beam_search", "not supported"),
+    ({"prompt": PROMPT, "prompt_embeds": "x"}, 400, "BadRequestError", "prompt_embeds", "--enable-prompt-embeds"),
+    ({"prompt": PROMPT, "temperature": -1}, 400, "BadRequestError", "temperature", "in [0, 2], got -1"),
+    ({"prompt": PROMPT, "top_p": 0}, 400, "BadRequestError", "top_p", "in (0, 1], got 0"),
+    ({"prompt": PROMPT, "presence_penalty": 3}, 400, "BadRequestError", None, "presence_penalty must be in [-2, 2]"),
+    ({"prompt": PROMPT, "top_k": "x"}, 400, "Bad Request", "top_k", "must be a number"),
+    ({"prompt": PROMPT, "priority": 1}, 400, "BadRequestError", "priority", "Priority scheduling is not enabled"),
+    ({"prompt": PROMPT, "cache_salt": ""}, 400, "BadRequestError", "cache_salt", "1 to 1024 characters"),
+    ({"prompt": PROMPT, "truncate_prompt_tokens": 200}, 400, "BadRequestError", None, "between 1 and 100"),
+    (
+        {"prompt": PROMPT, "response_format": {"type": "json_schema"}},
+        *(400, "BadRequestError", "response_format", "'json_schema' field must be provided"),
+    ),
+    (
+        {"prompt": PROMPT, "structured_outputs": {"json": "{}", "regex": "a"}},
+        *(400, "BadRequestError", "structured_outputs", "only use one kind"),
+    ),
+    ({"prompt": PROMPT, "stop": ["a"] * 5}, 400, "Bad Request", "stop", "at most 4"),
+    ({"prompt": PROMPT, "stop": [1]}, 400, "Bad Request", "stop", "list of strings"),
+    ({"prompt": PROMPT, "stop": [""]}, 400, "BadRequestError", None, "empty string"),
+    ({"prompt": PROMPT, "stop_token_ids": ["a"]}, 400, "Bad Request", "stop_token_ids", "only integers"),
+    (
+        {"prompt": PROMPT, "stream_options": {"include_usage": True}},
+        400,
+        "BadRequestError",
+        "stream_options",
+        "`stream",
+    ),
     ({"prompt": PROMPT, "kv_transfer_params": []}, 400, "Bad Request", "kv_transfer_params", "an object"),
     ({"prompt": "x" * 400}, 400, "BadRequestError", "input_tokens", "maximum context length is 100 tokens"),
     ({"prompt": PROMPT, "max_tokens": 95}, 400, "BadRequestError", "input_tokens", "95 output tokens"),
@@ -239,7 +275,7 @@ async def test_small_routes() -> None:
                 assert await response.json() == body
         async with client.session.get(f"{client.url}/v1/models") as response:
             models = await response.json()
-        assert [set(model) for model in models["data"]] == [set(HTTP["models"])] * 2
+        assert [set(model) for model in models["data"]] == [set(HTTP["models_response"]["data"])] * 2
         assert [(model["id"], model["root"]) for model in models["data"]] == [("big", MODEL), ("small", MODEL)]
         assert models["data"][0]["max_model_len"] == 131_072
         assert (await client.complete(PROMPT, model="small"))[1]["model"] == "small"

@@ -68,7 +68,8 @@ class FrontEnd:
     priorities: bool = False
     default_max_tokens: int | None = None
     """`max_new_tokens` of --override-generation-config: the limit of requests that set none, and of those that do."""
-    fingerprint: str | None = None
+    fingerprint: str | None = "vllm-0.33.0-nohash"
+    """`system_fingerprint`; None: the field is null."""
     supervisor_port: int | None = None
     origins: tuple[str, ...] = ()
     allow_credentials: bool = False

@@ -1,240 +1,188 @@
-"""vLLM's HTTP server, as far as a client, a router or a probe sees it. A thin layer over the engine."""
+"""vLLM's HTTP server, as far as a client, a router or a probe sees it: routes, keys, errors, headers. Thin.
+
+Which routes there are is in `routes/table.py`; what they do in the other modules of `routes`.
+"""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
-from prometheus_client import exposition
 
-from prfaas.worker.config import VLLM_VERSION
-from prfaas.worker.engine import AdmissionError, Engine
-from prfaas.worker.generation import Ask, Generation, internal_id
-from prfaas.worker.openai import (
-    DONE,
-    ApiError,
-    Chunks,
-    Completion,
-    bad_body,
-    bad_request,
-    error_event,
-    internal_error,
-    parse_completion,
-    parse_object,
-    usage,
-    whole_answer,
-)
-from prfaas.worker.oracle import BYTES_PER_TOKEN, Sampling, chat_prompt
-
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""vLLM has no limit; a prompt of ten times the longest context fits."""
+from prfaas.worker.engine import Engine
+from prfaas.worker.errors import ApiError, disabled
+from prfaas.worker.routes.bodies import answer_headers
+from prfaas.worker.routes.completions import Completions
+from prfaas.worker.routes.dev import Dev
+from prfaas.worker.routes.messages import Messages
+from prfaas.worker.routes.responses import Responses
+from prfaas.worker.routes.server import Server
+from prfaas.worker.routes.table import routes
+from prfaas.worker.routes.tokens import Tokens
+from prfaas.worker.serving import Serving
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""What `--api-key` guards; everything else is open, `/invocations` too."""
+
 
 class Api:
-    """The routes of one engine."""
+    """The server of one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._config = engine, engine.config
-        self._created = int(time.time())
-        self._load = 0
+        self._engine, self._config, self._front = engine, engine.config, engine.config.front
+        self.serving = Serving(engine)
+        self._server = Server(self.serving)
 
     def application(self) -> web.Application:
-        """The aiohttp application with every route."""
+        """The aiohttp application with every route that these settings have."""
         app = web.Application(middlewares=[self._middleware])
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/ping", self._health)
-        app.router.add_post("/ping", self._health)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/load", self._server_load)
-        app.router.add_get("/kv_event_sources", self._kv_event_sources)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        handlers = self.handlers()
+        existing = [route for route in routes() if route.exists(self._front)]
+        self._server.listed = existing
+        for root in {"", self._front.root_path}:
+            for route in existing:
+                refused = route.scale_out and not self._front.scale_out
+                handler = _disabled if refused else handlers.get(route.key, self._server.unsupported)
+                app.router.add_route(route.method, root + route.path, handler)
+            app.router.add_get(f"{root}/metrics/", self._server.metrics, allow_head=False)
         return app
+
+    def handlers(self) -> dict[str, Handler]:
+        """What answers a route; a route that exists and is not here is refused as not supported by the model."""
+        server, dev = self._server, Dev(self.serving)
+        completions, tokens = Completions(self.serving), Tokens(self.serving)
+        messages, responses = Messages(self.serving), Responses(self.serving)
+        abort = dev.abort if self._front.dev_mode else tokens.abort
+        return {
+            "GET /health": server.health,
+            "GET /ping": server.health,
+            "POST /ping": server.health,
+            "POST /invocations": completions.invocations,
+            "GET /load": server.load,
+            "GET /version": server.version,
+            "GET /kv_event_sources": server.kv_event_sources,
+            "GET /metrics": server.metrics,
+            "POST /tokenize": tokens.tokenize,
+            "POST /detokenize": tokens.detokenize,
+            "GET /tokenizer_info": tokens.tokenizer_info,
+            "GET /v1/models": server.models,
+            "POST /v1/load_lora_adapter": server.load_adapter,
+            "POST /v1/unload_lora_adapter": server.unload_adapter,
+            "POST /start_profile": server.start_profile,
+            "POST /stop_profile": server.stop_profile,
+            "POST /reset_prefix_cache": dev.reset_prefix_cache,
+            "POST /reset_mm_cache": dev.nothing,
+            "POST /reset_encoder_cache": dev.nothing,
+            "POST /collective_rpc": dev.collective_rpc,
+            "GET /server_info": dev.server_info,
+            "POST /sleep": dev.sleep,
+            "POST /release_kv_cache_memory": dev.release_kv,
+            "POST /wake_up": dev.wake,
+            "GET /is_sleeping": dev.sleeping,
+            "POST /pause": dev.pause,
+            "POST /resume": dev.resume,
+            "POST /abort_requests": abort,
+            "GET /is_paused": dev.paused,
+            "POST /init_weight_transfer_engine": dev.init_transfer,
+            "POST /shutdown_weight_transfer_engine": dev.shutdown_transfer,
+            "POST /start_weight_update": dev.update_weights,
+            "POST /start_draft_weight_update": dev.update_weights,
+            "POST /update_weights": dev.update_weights,
+            "POST /finish_weight_update": dev.update_weights,
+            "POST /update_weight_version": dev.update_version,
+            "GET /weight_info": dev.weight_info,
+            "POST /weight_checker": dev.weight_checker,
+            "GET /get_world_size": dev.world_size,
+            "POST /v1/chat/completions": completions.chat,
+            "POST /v1/chat/completions/batch": completions.batch,
+            "POST /v1/completions": completions.completions,
+            "POST /v1/responses": responses.create,
+            "GET /v1/responses/{response_id}": responses.retrieve,
+            "POST /v1/responses/{response_id}/cancel": responses.cancel,
+            "POST /v1/messages": messages.create,
+            "POST /v1/messages/count_tokens": messages.count,
+            "POST /scale_elastic_ep": server.scale,
+            "POST /is_scaling_elastic_ep": server.scaling,
+            "POST /v1/chat/completions/render": tokens.render_chat,
+            "POST /v1/messages/render": tokens.render_messages,
+            "POST /v1/completions/render": tokens.render_completion,
+            "POST /v1/responses/render": tokens.render_responses,
+            "POST /v1/chat/completions/derender": tokens.derender_chat,
+            "POST /v1/completions/derender": tokens.derender_completion,
+            "POST /inference/v1/generate": tokens.generate,
+            "POST /inference/v1/abort_requests": tokens.abort,
+            "POST /fault_tolerance/apply": server.fault_apply,
+            "GET /fault_tolerance/status": server.fault_status,
+            "GET /docs": server.docs,
+            "GET /redoc": server.docs,
+            "GET /openapi.json": server.openapi,
+        }
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        keys = self._config.api_keys
-        if keys and request.path.startswith("/v1"):
-            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or key not in keys:
-                return web.json_response({"error": "Unauthorized"}, status=401)
+        began = time.perf_counter()
+        refused = self._preflight(request) or self._unauthorized(request)
+        response = await self._handled(request, handler) if refused is None else refused
+        if not response.prepared:
+            response.headers.update(answer_headers(request, self._config.request_id_headers))
+            self._allow_origin(request, response)
+        self._count(request, response, time.perf_counter() - began)
+        return response
+
+    async def _handled(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            response = await handler(request)
+            return await handler(request)
         except ApiError as error:
-            response = web.json_response(error.body(), status=error.status)
+            return web.json_response(error.body(), status=error.status)
         except web.HTTPNotFound:
-            response = web.json_response({"detail": "Not Found"}, status=404)
+            return web.json_response({"detail": "Not Found"}, status=404)
         except web.HTTPMethodNotAllowed as error:
             allow = {"Allow": error.headers["Allow"]}
-            response = web.json_response({"detail": "Method Not Allowed"}, status=405, headers=allow)
-        if self._config.request_id_headers and not response.prepared:
-            response.headers["X-Request-Id"] = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        return response
+            return web.json_response({"detail": "Method Not Allowed"}, status=405, headers=allow)
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._engine.dead.is_set() else 200)
+    def _unauthorized(self, request: web.Request) -> web.Response | None:
+        keys = self._config.api_keys
+        path = request.path.removeprefix(self._front.root_path)
+        if not keys or request.method == "OPTIONS" or not path.startswith(GUARDED):
+            return None
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and key in keys:
+            return None
+        return web.json_response({"error": "Unauthorized"}, status=401)
 
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": VLLM_VERSION})
-
-    async def _server_load(self, _: web.Request) -> web.Response:
-        return web.json_response({"server_load": self._load if self._config.load_tracking else 0})
-
-    async def _kv_event_sources(self, _: web.Request) -> web.Response:
-        return web.json_response({})
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        body = exposition.generate_latest(self._engine.metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
-
-    async def _models(self, _: web.Request) -> web.Response:
-        models: list[dict[str, Any]] = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "vllm",
-                "root": self._config.model,
-                "parent": None,
-                "max_model_len": self._config.max_model_len,
-                "permission": [],
-            }
-            for name in self._config.names
-        ]
-        return web.json_response({"object": "list", "data": models})
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        fields = parse_object(await read_body(request))
-        try:
-            text = chat_prompt(fields["messages"]) if "messages" in fields else fields["prompt"]
-            raw = text.encode()
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
-            raise bad_request(f"prompt or messages must be given as text: {error}") from error
-        tokens = [int.from_bytes(raw[i : i + BYTES_PER_TOKEN], "big") for i in range(0, len(raw), BYTES_PER_TOKEN)]
-        return web.json_response(
-            {"count": len(tokens), "max_model_len": self._config.max_model_len, "tokens": tokens, "token_strs": None}
+    def _preflight(self, request: web.Request) -> web.Response | None:
+        """A browser asks whether it may: `--allowed-origins`."""
+        wants = "Access-Control-Request-Method" in request.headers
+        if not self._front.origins or request.method != "OPTIONS" or not wants:
+            return None
+        if not self._allowed(request):
+            return web.Response(status=400, text="Disallowed CORS origin")
+        headers = request.headers.get("Access-Control-Request-Headers", "*")
+        methods = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+        return web.Response(
+            text="OK", headers={"Access-Control-Allow-Methods": methods, "Access-Control-Allow-Headers": headers}
         )
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, chat=False)
+    def _allow_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        if self._allowed(request):
+            everyone = "*" in self._front.origins and not self._front.allow_credentials
+            response.headers["Access-Control-Allow-Origin"] = "*" if everyone else request.headers["Origin"]
+            if self._front.allow_credentials:
+                response.headers["Access-Control-Allow-Credentials"] = "true"
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, chat=True)
+    def _allowed(self, request: web.Request) -> bool:
+        origin, origins = request.headers.get("Origin"), self._front.origins
+        return origin is not None and (origin in origins or "*" in origins)
 
-    async def _complete(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
-        asked, generation, answer_id = self._begin(http, await read_body(http), chat)
-        created = int(time.time())
-        self._load += 1
-        try:
-            if asked.stream:
-                return await self._stream(http, asked, generation, Chunks(asked, answer_id, created))
-            return await self._whole(asked, generation, answer_id, created)
-        finally:
-            # Cancelled by a client that left: nothing of the request may stay.
-            self._engine.abort(generation)
-            self._load -= 1
-
-    def _begin(self, http: web.Request, raw: bytes, chat: bool) -> tuple[Completion, Generation, str]:
-        """Check and submit. The prompt is not kept: a queue of long requests must not fill the memory."""
-        try:
-            asked = parse_completion(raw, chat=chat, names=self._config.names, max_model_len=self._config.max_model_len)
-        except ApiError:
-            self._release(raw)
-            raise
-        base = http.headers.get("X-Request-Id") or asked.request_id or uuid.uuid4().hex
-        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
-        ask = Ask(
-            request_id=internal_id(answer_id if chat else f"{answer_id}-0"),
-            prompt=asked.prompt,
-            prompt_tokens=asked.prompt_tokens,
-            max_tokens=asked.max_tokens,
-            sampling=Sampling(stop=asked.stop),
-            kv_params=asked.kv_params,
-        )
-        try:
-            generation = self._engine.submit(ask)
-        except AdmissionError as error:
-            self._engine.release_refused(asked.kv_params)
-            raise ApiError(503, "Service Unavailable", str(error)) from error
-        return asked.without_prompt(), generation, answer_id
-
-    def _release(self, raw: bytes) -> None:
-        try:
-            params = parse_object(raw).get("kv_transfer_params")
-        except ApiError:
-            return
-        if isinstance(params, dict):
-            self._engine.release_refused(params)
-
-    async def _whole(
-        self, asked: Completion, generation: Generation, answer_id: str, created: int
-    ) -> web.StreamResponse:
-        texts: list[str] = []
-        reason: str | None = None
-        while reason is None:
-            fresh, reason = await generation.next()
-            texts.extend(fresh)
-        if reason == "error":
-            raise internal_error()
-        counted = self._usage(asked, generation)
-        body = whole_answer(asked, answer_id, created, "".join(texts), reason, counted, generation.kv_params)
-        return web.json_response(body)
-
-    async def _stream(
-        self, http: web.Request, asked: Completion, generation: Generation, chunks: Chunks
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        if self._config.request_id_headers:
-            response.headers["X-Request-Id"] = http.headers.get("X-Request-Id") or uuid.uuid4().hex
-        await response.prepare(http)
-        continuous = asked.continuous_usage or self._config.force_include_usage
-        reason: str | None = None
-        role_due = asked.chat
-        while reason is None:
-            fresh, reason = await generation.next()
-            if reason == "error":
-                await response.write(error_event(internal_error()))
-                break
-            events = [chunks.role()] if role_due else []
-            role_due = False
-            counted = self._usage(asked, generation) if continuous else None
-            text = "".join(fresh)
-            if reason is None:
-                events.append(chunks.token(text, counted))
-            else:
-                events.append(chunks.last(text, reason, generation.kv_params, counted))
-                if asked.include_usage or self._config.force_include_usage:
-                    events.append(chunks.usage(self._usage(asked, generation)))
-                events.append(DONE)
-            await response.write(b"".join(events))
-        if reason == "error":
-            await response.write(DONE)
-        await response.write_eof()
-        return response
-
-    def _usage(self, asked: Completion, generation: Generation) -> dict[str, Any]:
-        cached: int | None = None
-        if self._config.prompt_tokens_details:
-            cached = generation.remote.cached_tokens if generation.remote is not None else 0
-        return usage(asked.prompt_tokens, generation.sequence.generated, cached)
+    def _count(self, request: web.Request, response: web.StreamResponse, seconds: float) -> None:
+        resource = request.match_info.route.resource
+        sizes = [int(message.headers.get("Content-Length", 0)) for message in (request, response)]
+        handler = "none" if resource is None else resource.canonical
+        self._engine.metrics.http(handler, request.method, response.status, sizes[0], sizes[1], seconds)
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The JSON body, not cached in the request; ApiError for another content type or a body beyond all reason."""
-    if request.content_type != "application/json":
-        raise bad_body("Unsupported Media Type: Only 'application/json' is allowed")
-    parts, size = [], 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, "Request Entity Too Large", f"the body is above {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+async def _disabled(_: web.Request) -> web.Response:
+    raise disabled()
