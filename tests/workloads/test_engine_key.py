@@ -213,3 +213,13 @@ def test_a_variable_in_the_pod_template_counts_too() -> None:
     keys = [compatibility_key(pool("PrfaaSCluster", each).spec) for each in (in_template, {"engine": {"env": layout}})]
 
     assert keys[0] == keys[1] != compatibility_key(pool("PrfaaSCluster", {}).spec)
+
+
+def test_a_variable_from_elsewhere_is_equal_to_itself_alone() -> None:
+    def key(name: str) -> str:
+        source = {"configMapKeyRef": {"name": name, "key": "layout"}}
+        env = [{"name": "VLLM_KV_CACHE_LAYOUT", "valueFrom": source}]
+        return compatibility_key(pool("PrfaaSCluster", {"engine": {"env": env}}).spec)
+
+    assert key("a") == key("a")
+    assert len({key("a"), key("b"), compatibility_key(pool("PrfaaSCluster", {}).spec)}) == 3

@@ -135,6 +135,7 @@ def test_a_spec_that_says_what_shapes_kv_cache_gets_no_warning(kind: str) -> Non
         },
         {"engine": {"env": [{"name": "VLLM_PORT", "value": "9100"}]}},
         {"engine": {"args": ["--host", "0.0.0.0"]}},
+        {"engine": {"args": ["--enable-prefix-caching"]}},
         {
             "engine": {"kvLease": "1m"},
             "podTemplate": {"spec": {"containers": [{"name": "engine", "readinessProbe": {"periodSeconds": 10}}]}},

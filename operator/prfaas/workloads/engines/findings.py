@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,8 @@ class Variable:
     value: str | None
     """None where it comes from elsewhere, such as a Secret."""
     roles: tuple[str, ...]
+    source: str | None = None
+    """Where it comes from then, as JSON."""
 
 
 def roles_of(spec: PoolSpec) -> tuple[str, ...]:
@@ -81,13 +84,14 @@ def variables_of(spec: PoolSpec) -> Iterator[Variable]:
     path, container = engine_override(spec)
     for index, item in enumerate(_items(container.get("env"))):
         if isinstance(item.get("name"), str):
-            value = None if "valueFrom" in item else str(item.get("value", ""))
-            yield Variable(f"{path}.env[{index}]", item["name"], value, roles_of(spec))
+            source = json.dumps(item["valueFrom"], sort_keys=True, default=str) if "valueFrom" in item else None
+            value = None if source else str(item.get("value", ""))
+            yield Variable(f"{path}.env[{index}]", item["name"], value, roles_of(spec), source)
 
 
 def environment_of(spec: PoolSpec, role: str) -> dict[str, str | None]:
-    """The user's variables of one role with the values that count."""
-    return {each.name: each.value for each in variables_of(spec) if role in each.roles}
+    """The user's variables of one role with the values that count, or where those come from."""
+    return {each.name: each.source or each.value for each in variables_of(spec) if role in each.roles}
 
 
 def engine_override(spec: PoolSpec) -> tuple[str, Mapping[str, Any]]:
@@ -100,8 +104,9 @@ def engine_override(spec: PoolSpec) -> tuple[str, Mapping[str, Any]]:
 
 def _variables(path: str, variables: Sequence[EnvVar], roles: tuple[str, ...]) -> Iterator[Variable]:
     for index, each in enumerate(variables):
-        value = None if each.value_from is not None else each.value or ""
-        yield Variable(f"{path}[{index}]", each.name, value, roles)
+        source = None if each.value_from is None else json.dumps(each.value_from.to_wire(), sort_keys=True)
+        value = None if source else each.value or ""
+        yield Variable(f"{path}[{index}]", each.name, value, roles, source)
 
 
 def _items(value: Any) -> list[Mapping[str, Any]]:

@@ -160,6 +160,8 @@ def _command(spec: PoolSpec) -> Iterator[Finding]:
 
 def _flag(spec: PoolSpec, arguments: Arguments, reading: flags.Reading, given: Given) -> Iterator[Finding]:
     where, name = arguments.path, given.written
+    if given.flag == "--enable-prefix-caching" and given.negated != spec.engine.prefix_caching:
+        return  # what the operator says anyway
     if given.flag in FIELDS:
         yield Finding(where, f"{name} is decided elsewhere, and more depends on it", f"set {FIELDS[given.flag]}")
     elif given.flag in BREAKS:
