@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SUPERVISOR_PORT = 9256
-
 
 @dataclass(frozen=True)
 class Adapter:
@@ -71,6 +69,8 @@ class FrontEnd:
     fingerprint: str | None = "vllm-0.33.0-nohash"
     """`system_fingerprint`; None: the field is null."""
     supervisor_port: int | None = None
+    """`--data-parallel-multi-port-external-lb`: a server per local rank, and one port for the health of all."""
+    local_ranks: int = 1
     origins: tuple[str, ...] = ()
     allow_credentials: bool = False
     random_request_ids: bool = True
@@ -110,6 +110,7 @@ def read_front_end(args: argparse.Namespace, environment: Mapping[str, str], ver
         default_max_tokens=(args.override_generation_config or {}).get("max_new_tokens"),
         fingerprint=_fingerprint(args, version),
         supervisor_port=args.data_parallel_supervisor_port if args.data_parallel_multi_port_external_lb else None,
+        local_ranks=args.data_parallel_size_local if args.data_parallel_multi_port_external_lb else 1,
         origins=tuple(args.allowed_origins),
         allow_credentials=args.allow_credentials,
         random_request_ids=not _on(environment, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"),
