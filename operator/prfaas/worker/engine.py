@@ -24,7 +24,7 @@ from prfaas.worker.kv.connector import Services
 from prfaas.worker.kv.params import FatalParamsError, ParamsError
 from prfaas.worker.kv.transfers import connector
 from prfaas.worker.metrics import Metrics
-from prfaas.worker.oracle import last_token, prompt_state
+from prfaas.worker.oracle import adapted, last_token, prompt_state
 from prfaas.worker.prefix import PrefixCache
 from prfaas.worker.residency import Residency
 from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
@@ -319,7 +319,9 @@ class Engine:
         )
 
     def _compute_state(self, generation: Generation, prompt: bytes) -> None:
-        generation.state_known(prompt_state(self.config.model, prompt), self._room(generation))
+        adapter = None if generation.lora is None else generation.lora.name
+        state = prompt_state(adapted(self.config.model, adapter), prompt)
+        generation.state_known(state, self._room(generation))
 
     def _room(self, generation: Generation) -> int:
         return self.config.max_model_len - generation.sequence.prompt_tokens

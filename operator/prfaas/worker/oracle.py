@@ -40,6 +40,11 @@ def last_token(prompt: bytes) -> bytes:
     return prompt[(count_tokens(prompt) - 1) * BYTES_PER_TOKEN :] if prompt else b""
 
 
+def adapted(model: str, adapter: str | None) -> str:
+    """The model that a LoRA adapter makes of a model, as `prompt_state` takes it."""
+    return f"{model}+{adapter}" if adapter else model
+
+
 def prompt_state(model: str, prompt: bytes) -> bytes:
     """What a prefill of `prompt` computes. `model` is the name the engine loaded (`root` in /v1/models)."""
     digest = hashlib.sha256(b"prfaas-state\0" + model.encode() + b"\0")
