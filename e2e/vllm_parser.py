@@ -1,13 +1,13 @@
 """vLLM's own argument parser in a process of its own, without torch: command lines in, what they mean out.
 
 Run by the Python of `e2e/vllm_source.py`'s environment, with the unpacked source as its argument. It prints one line
-when it is ready. Then each line of standard input is a JSON list of the words after `vllm serve`, answered by one line:
-`{"values": {...}}`, every option as vLLM's code gets it, or `{"status": 2, "error": "..."}`, vLLM's refusal. The line
-`null` asks for the options that there are.
+when it is ready. Then each line of standard input is a JSON object with the `words` after `vllm serve` and the
+`environment`, answered by one line: `values`, every option as vLLM's code gets it, and `configured`, the configurations
+that it makes of them; or vLLM's refusal, `error`, and the exit `status`. The line `null` asks for all options.
 
 The parser makes its options from vLLM's configuration classes, and those live in modules that import torch and many
-more packages. Nothing of them is used while options are parsed, so a module whose every attribute is an inert class
-stands in for each. Real are vLLM's code, pydantic, and the small packages of the lock.
+more packages. Nothing of them is used until a model is looked at, so a module whose every attribute is an inert class
+stands in for each. Real are vLLM's code up to the model, pydantic, and the small packages of the lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,6 @@ STOOD_IN_FOR = frozenset(
 )
 """What vLLM's modules import on the way to the parser and its checks, which have no use for it. Every other package
 that is not installed is missing, as optional ones are in vLLM's own image."""
-
-
-GPUS = 1024
-"""More than any instance needs: how many there are is never the reason of a refusal."""
 
 
 class _Inert(type):
@@ -135,61 +131,87 @@ def _operator_schema(function: Any, **_how: Any) -> str:
     return f"() -> ({', '.join(['Tensor'] * tensors)})"
 
 
+CONFIGURED = (
+    "attention_config",
+    "cache_config",
+    "kv_events_config",
+    "kv_transfer_config",
+    "parallel_config",
+    "scheduler_config",
+)
+"""Configurations of which the answer tells."""
+MODEL: dict[str, Any] = {
+    **dict.fromkeys(("hf_config", "quantization", "dtype"), None),
+    **dict.fromkeys(("is_attention_free", "is_multimodal_model", "is_mm_prefix_lm", "is_encoder_decoder"), False),
+    **dict.fromkeys(("is_hybrid", "is_quantized", "skip_tokenizer_init"), False),
+    **dict.fromkeys(("is_moe", "is_chunked_prefill_supported", "is_prefix_caching_supported"), True),
+    "runner_type": "generate",
+    "model_weights": "",
+    "hf_text_config": None,
+    "get_sliding_window": lambda: None,
+}
+"""What vLLM would have found out about the model: one that allows everything."""
+
+
 class RealParser:
-    """`vllm serve` up to where it would start the engine, on a machine that seems to have CUDA."""
+    """`vllm serve` up to where it would look at the model, on a machine that seems to have H200s."""
 
     def __init__(self, source: Path) -> None:
         sys.path.insert(0, str(source))
         sys.meta_path.insert(0, _StandIns())
         importlib.import_module("torch.library").__dict__["infer_schema"] = _operator_schema
-        interface = importlib.import_module("vllm.platforms.interface")
-        looks = {"_enum": interface.PlatformEnum.CUDA, "device_name": "cuda", "device_type": "cuda"}
-        looks |= {"dispatch_key": "CUDA", "device_count": classmethod(lambda _cls: GPUS)}
-        cuda = type("Cuda", (interface.Platform,), looks)
-        importlib.import_module("vllm.platforms").__dict__["_current_platform"] = cuda()
+        importlib.import_module("huggingface_hub").__dict__["constants"] = types.SimpleNamespace(HF_HUB_OFFLINE=False)
+        importlib.import_module("vllm.platforms").__dict__["_current_platform"] = _platform()
         serve = importlib.import_module("vllm.entrypoints.cli.serve")
         for start in ("run_headless", "run_multi_api_server", "run_dp_supervisor"):
             serve.__dict__[start] = lambda _args: None
         self._command = serve.ServeSubcommand()
-        self._engine_args = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-        self._config = importlib.import_module("vllm.config")
+        self._arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+        self._usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         self._parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
         self._serve = self._command.subparser_init(self._parser.add_subparsers(dest="subparser"))
+        # The whole configuration looks at the model; of it only what is about KV transfer is run.
+        self._whole = self._arguments.VllmConfig
+        self._arguments.__dict__["VllmConfig"] = types.SimpleNamespace
+        self._arguments.__dict__["maybe_override_with_speculators"] = _no_speculators
 
-    def read(self, words: Sequence[str]) -> dict[str, Any]:
+    def read(self, words: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
         """What vLLM makes of the words, or how it refuses them: 2 the parser, 1 what is checked after it."""
         said = io.StringIO()
         values = None
+        before = dict(os.environ)
+        os.environ.update(environment)
         try:
             with contextlib.redirect_stderr(said):
                 parsed = self._parser.parse_args(["serve", *words])
             values = plain(vars(parsed))
             self._command.validate(parsed)
             self._command.cmd(parsed)
-            self._configure(self._engine_args.from_cli_args(parsed))
+            configured = self._configure(self._arguments.AsyncEngineArgs.from_cli_args(parsed), parsed.headless)
         except SystemExit as error:
             usage, _, reason = said.getvalue().rpartition("error: ")
             return {"status": error.code, "error": reason.strip() or usage}
         except Exception as error:  # noqa: BLE001  # whatever vLLM's process would end with
             return {"status": 1, "error": f"{type(error).__name__}: {error}", "values": values}
-        return {"values": values}
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return {"values": values, "configured": configured}
 
-    def _configure(self, engine: Any) -> None:
-        """Makes the configurations that need no knowledge of the model, from the arguments of the same names."""
-        self._build(self._config.CacheConfig, engine, cache_dtype=engine.kv_cache_dtype)
-        self._build(self._config.AttentionConfig, engine, backend=engine.attention_backend)
-        self._build(self._config.ParallelConfig, engine)
-        assumed = {"max_model_len": 131_072, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
-        known = {name: value for name in assumed if (value := getattr(engine, name)) not in (None, -1)}
-        chunked = engine.enable_chunked_prefill is not False
-        policy = {"policy": engine.scheduling_policy, "is_encoder_decoder": False, "enable_chunked_prefill": chunked}
-        self._build(self._config.SchedulerConfig, engine, **{**assumed, **known, **policy})
-
-    @staticmethod
-    def _build(config: Any, engine: Any, **given: Any) -> None:
-        names = {field.name for field in dataclasses.fields(config) if field.init}
-        same = {name: value for name in names if (value := getattr(engine, name, None)) is not None}
-        config(**same | {name: value for name, value in given.items() if value is not None})
+    def _configure(self, engine: Any, headless: bool) -> dict[str, Any]:
+        """All configurations but the model's, as vLLM makes them, and its checks of KV transfer."""
+        length = engine.max_model_len
+        if length in (None, -1):  # the model's own: never the reason of a refusal
+            length = min(131_072, engine.max_num_batched_tokens or 131_072)
+        model = types.SimpleNamespace(**MODEL, model=engine.model, tokenizer=engine.model, max_model_len=length)
+        model.enable_sleep_mode = engine.enable_sleep_mode
+        model.enable_cumem_allocator = engine.enable_cumem_allocator or engine.enable_sleep_mode
+        engine.create_model_config = lambda: model
+        engine.create_speculative_config = lambda **_: None  # it looks at the draft model
+        whole = engine.create_engine_config(self._usage.OPENAI_API_SERVER, headless=headless)
+        self._whole._post_init_kv_transfer_config(whole)
+        self._whole._verify_kv_transfer_compat(whole)
+        return {name: plain(getattr(whole, name)) for name in CONFIGURED}
 
     def options(self) -> dict[str, Any]:
         """Every option: all its forms, also those that the help does not show, and what it is without them."""
@@ -198,6 +220,26 @@ class RealParser:
             flags = [flag for flag, taken_by in self._serve._option_string_actions.items() if taken_by is action]
             found[action.dest] = {"flags": flags, "default": plain(action.default)}
         return {dest: option for dest, option in found.items() if dest != "help"}
+
+
+def _no_speculators(model: str, tokenizer: Any, vllm_speculative_config: Any, **_: Any) -> tuple[str, Any, Any]:
+    return model, tokenizer, vllm_speculative_config
+
+
+def _platform() -> Any:
+    """A machine with more H200s than any instance needs: how many there are is never the reason of a refusal."""
+    interface = importlib.import_module("vllm.platforms.interface")
+    found: dict[str, Any] = {
+        "_enum": interface.PlatformEnum.CUDA,
+        "device_name": "cuda",
+        "device_type": "cuda",
+        "dispatch_key": "CUDA",
+        "device_count": classmethod(lambda _: 1024),
+        "get_device_name": classmethod(lambda _, _id=0: "NVIDIA H200"),
+        "get_device_total_memory": classmethod(lambda _, _id=0: 141 << 30),
+        "is_device_capability": classmethod(lambda _, capability, _id=0: capability in ((9, 0), 90)),
+    }
+    return type("H200", (interface.Platform,), found)()
 
 
 def plain(value: Any) -> Any:
@@ -220,8 +262,8 @@ def main() -> None:
     parser = RealParser(Path(sys.argv[1]))
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
-        words = json.loads(line)
-        print(json.dumps(parser.options() if words is None else parser.read(words)), file=answers, flush=True)
+        asked = json.loads(line)
+        print(json.dumps(parser.options() if asked is None else parser.read(**asked)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +41,8 @@ class Parsed:
     values: dict[str, Any] | None = None
     """Every option by its name in vLLM's code; enumerations by name, configuration classes as maps. None when the
     parser refuses."""
+    configured: dict[str, Any] | None = None
+    """The configurations that vLLM makes of them, such as `scheduler_config`. None when it refuses."""
     error: str = ""
     status: int = 0
     """Exit status of the process: 2 when the parser refuses, 1 when a later check does."""
@@ -120,9 +122,9 @@ class VllmParser:
         self._process.wait()
         self._log.close()
 
-    def parse(self, words: Sequence[str]) -> Parsed:
-        """What `vllm serve` would make of these words (without `vllm serve`)."""
-        self._ask(list(words))
+    def parse(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Parsed:
+        """What `vllm serve` would make of these words (without `vllm serve`), with these variables besides."""
+        self._ask({"words": list(words), "environment": dict(environment or {})})
         return Parsed(**self._answer())
 
     def options(self) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class VllmParser:
         self._ask(None)
         return self._answer()
 
-    def _ask(self, request: list[str] | None) -> None:
+    def _ask(self, request: dict[str, Any] | None) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
