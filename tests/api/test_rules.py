@@ -217,6 +217,12 @@ def of_engines(kind: str) -> list[Case]:
             {"spec.engine.imagePullSecrets": [{"name": "a"}]},
             {"spec.engine.imagePullSecrets": [{"name": "a"}, {"name": "a"}]},
         ),
+        Case(
+            kind,
+            "Duplicate value",
+            {"spec.nodePool.resourceClaims": [{"name": "a", "resourceClaimTemplateName": "t"}]},
+            {"spec.nodePool.resourceClaims": [{"name": "a", "resourceClaimTemplateName": "t"}] * 2},
+        ),
     ]
 
 

@@ -422,6 +422,13 @@ def test_nodes_that_no_instance_could_get_are_left_out(changes: Object) -> None:
     assert matching(SPEC, [node("n", **changes), node("good")]) == ["good"]
 
 
+def test_gpus_that_are_claimed_are_not_counted_on_nodes() -> None:
+    claims = ({"name": "gpus", "resourceClaimTemplateName": "eight"},)
+    spec = PrfaaSClusterSpec.model_validate({**SPEC.to_wire(), "nodePool": {"resourceClaims": claims}})
+    free = {"spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    assert matching(spec, [node("claimed", **free)]) == ["claimed"]
+
+
 def test_a_taint_that_only_asks_to_stay_away_does_not_count() -> None:
     asks = {"spec": {"taints": [{"key": "other", "effect": "PreferNoSchedule"}]}}
     assert matching(SPEC, [node("n", **asks)]) == ["n"]

@@ -204,6 +204,25 @@ def test_pull_secrets_runtime_class_and_shared_memory() -> None:
     assert spec["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
 
 
+def test_claims_take_the_place_of_counted_gpus() -> None:
+    claims = [
+        {"name": "gpus", "resourceClaimTemplateName": "eight-h200"},
+        {"name": "nic", "resourceClaimTemplateName": "nics", "request": "rdma"},
+    ]
+    pool = prefill_pool(
+        {"nodePool": {"resourceClaims": claims}, "engine": {"resources": {"limits": {"memory": "1Gi"}}}}
+    )
+
+    assert template(pool)["spec"]["resourceClaims"] == [
+        {"name": "gpus", "resourceClaimTemplateName": "eight-h200"},
+        {"name": "nic", "resourceClaimTemplateName": "nics"},
+    ]
+    assert container(pool)["resources"] == {
+        "limits": {"memory": "1Gi"},
+        "claims": [{"name": "gpus"}, {"name": "nic", "request": "rdma"}],
+    }
+
+
 def test_kv_cache_is_offered_at_the_pods_own_address() -> None:
     assert environment(engine())["VLLM_NIXL_SIDE_CHANNEL_HOST"] == POD_IP
 

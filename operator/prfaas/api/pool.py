@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from prfaas.api.base import ApiModel
-from prfaas.api.common import ObjectName, Toleration
+from prfaas.api.common import Name, ObjectName, Toleration, unique_by
 from prfaas.api.engine import EngineSpec, NetworkSpec, Parallelism
 from prfaas.api.model import Endpoint, ModelCache, SecretRef, Source
 from prfaas.api.rules import Ruled, rule
@@ -75,6 +75,17 @@ class ModelSpec(Ruled):
 _toleration_schema = Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"})
 
 
+class ResourceClaim(ApiModel):
+    """A claim on devices that is made for each pod (dynamic resource allocation)."""
+
+    name: Name
+    """Name of the claim in the pod."""
+    resource_claim_template_name: ObjectName
+    """Name of the ResourceClaimTemplate, in the same namespace."""
+    request: Name | None = None
+    """Request of the claim that the engine gets; absent: all of them."""
+
+
 class NodePool(ApiModel):
     """Which nodes the instances run on, and what they take of a node."""
 
@@ -85,7 +96,10 @@ class NodePool(ApiModel):
     tolerations: Annotated[tuple[Toleration, ...], _toleration_schema] = ()
     """Taints that the instances tolerate."""
     gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
-    """Name of the extended resource that counts GPUs."""
+    """Name of the extended resource that counts GPUs, where there are no `resourceClaims`."""
+    resource_claims: Annotated[tuple[ResourceClaim, ...], Field(max_length=8), *unique_by("name")] = ()
+    """Claims by which an instance gets its GPUs and network devices instead of `gpuResource`; together they must give
+    each of its nodes as many GPUs as `gpusPerInstance` says."""
     accelerator: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name of the accelerator, such as `H200`; shown by `kubectl get -o wide`, nothing else depends on it."""
     runtime_class_name: ObjectName | None = None
@@ -121,6 +135,10 @@ class RolloutSpec(ApiModel):
 
     max_unavailable: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of instances that may be out of service at a time because of the rollout."""
+    pairing: Literal["Paired", "Independent"] = "Paired"
+    """`Paired`: an instance goes only while the others, here and at the peers, can serve what they could before; so a
+    new compatibility key replaces the old one step by step at both ends. `Independent`: `maxUnavailable` alone counts.
+    """
 
 
 @rule(

@@ -123,7 +123,8 @@ def matching(spec: PoolSpec, nodes: Iterable[Object]) -> list[str]:
             continue
         if any(have.get(name) != value for name, value in pool.node_selector.items()):
             continue
-        if int((status.get("allocatable") or {}).get(pool.gpu_resource, 0)) < gpus:
+        # Devices that are claimed are counted nowhere in a node: labels and taints decide alone.
+        if not pool.resource_claims and int((status.get("allocatable") or {}).get(pool.gpu_resource, 0)) < gpus:
             continue
         if all(_tolerated(spec, taint) for taint in own.get("taints") or []):
             found.append(node["metadata"]["name"])

@@ -178,5 +178,9 @@ def _mounts(engine: EngineSpec) -> list[Object]:
 
 def _resources(spec: PoolSpec, engine: EngineSpec) -> Object:
     resources: Object = engine.resources.to_wire()
+    claims = spec.node_pool.resource_claims
+    if claims:
+        own = [{"name": claim.name, "request": claim.request} for claim in claims]
+        return {**resources, "claims": [{name: value for name, value in each.items() if value} for each in own]}
     gpus = spec.gpus_per_instance // spec.nodes_per_instance
     return {**resources, "limits": {**resources.get("limits", {}), spec.node_pool.gpu_resource: gpus}}

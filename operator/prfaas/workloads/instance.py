@@ -118,6 +118,11 @@ def _pod(spec: PoolSpec, role: str, node: str) -> Object:
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if spec.engine.image_pull_secrets:
         pod["imagePullSecrets"] = [secret.to_wire() for secret in spec.engine.image_pull_secrets]
+    if spec.node_pool.resource_claims:
+        pod["resourceClaims"] = [
+            {"name": claim.name, "resourceClaimTemplateName": claim.resource_claim_template_name}
+            for claim in spec.node_pool.resource_claims
+        ]
     if spec.node_pool.runtime_class_name is not None:
         pod["runtimeClassName"] = spec.node_pool.runtime_class_name
     if spec.node_pool.node_selector:
