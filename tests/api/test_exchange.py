@@ -51,3 +51,22 @@ def test_a_bad_document_is_refused_with_its_path(change: dict[str, Any], path: s
 
     # The address may be of either family, so its error has one line for each.
     assert ".".join(map(str, caught.value.errors()[0]["loc"])).startswith(path)
+
+
+def test_a_pool_that_shows_no_groups_is_one() -> None:
+    older = PoolDocument.model_validate(DOCUMENT)
+    assert [group.to_wire() for group in older.by_key] == [
+        {"compatibilityKey": "0123", "prefill": 2, "prefillReady": 1, "decode": 0, "decodeReady": 0}
+    ]
+    assert {older.key_of(endpoint) for endpoint in older.endpoints} == {"0123"}
+    decoding = PoolDocument.model_validate(DOCUMENT | {"kind": "PDCluster", "endpoints": []})
+    assert [(group.decode, group.decode_ready) for group in decoding.by_key] == [(1, 1)]
+
+
+def test_groups_and_keys_of_endpoints_are_as_published() -> None:
+    group = {"compatibilityKey": "k", "prefill": 1, "prefillReady": 1, "decode": 0, "decodeReady": 0}
+    endpoint = {**DOCUMENT["endpoints"][0], "compatibilityKey": "k"}
+    newer = PoolDocument.model_validate(DOCUMENT | {"groups": [group], "endpoints": [endpoint]})
+    assert [each.to_wire() for each in newer.by_key] == [group]
+    assert newer.key_of(newer.endpoints[0]) == "k"
+    assert PoolDocument.model_validate(DOCUMENT | {"groups": []}).by_key == ()

@@ -41,8 +41,11 @@ def document(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def endpoint(name: str, address: str, *, port: int = 8000, ready: bool = True) -> dict[str, Any]:
-    return {"name": name, "address": address, "port": port, "ready": ready}
+def endpoint(
+    name: str, address: str, *, port: int = 8000, ready: bool = True, key: str | None = None
+) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": name, "address": address, "port": port, "ready": ready}
+    return made | ({"compatibilityKey": key} if key else {})
 
 
 def published(namespace: str = "prfaas-exchange", content: str | None = None, **changes: Any) -> Object:

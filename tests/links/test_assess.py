@@ -183,3 +183,25 @@ def test_a_peer_in_this_api_server_needs_no_credentials() -> None:
 @pytest.mark.parametrize("local", [LOCAL, None])
 def test_every_reason_is_one_that_its_type_documents(peer: PeerSnapshot, local: LocalEnd | None) -> None:
     short(assess(spec(), peer, local))
+
+
+def test_endpoints_of_every_key_that_is_here_or_comes_are_mirrored_and_no_others() -> None:
+    published_ones = [endpoint(f"e-{key}", f"10.1.0.{key}", key=f"key-{key}") for key in (1, 2, 3)]
+    groups = [{"compatibilityKey": f"key-{key}", "prefill": 1, "prefillReady": 1} for key in (1, 2, 3)]
+    peer = seen(endpoints=published_ones, groups=groups, compatibilityKey="key-3")
+    assessment = assess(spec(), peer, LocalEnd("m/model", "main", "key-2", frozenset({"key-1"})))
+    assert short(assessment)["Compatible"] == (True, "Matched")
+    assert names(assessment) == ["e-1", "e-2"]
+    assert assessment.mirror is not None
+    assert [each.compatibility_key for each in assessment.mirror.endpoints] == ["key-1", "key-2"]
+    assert assessment.compatibility_key == "key-3"
+    assert [group.compatibility_key for group in assessment.groups] == ["key-1", "key-2", "key-3"]
+
+
+def test_a_peer_of_an_older_release_is_one_group() -> None:
+    assessment = assess(spec(), seen(), LOCAL)
+    assert [group.to_wire() for group in assessment.groups] == [
+        {"compatibilityKey": "key-1", "prefill": 2, "prefillReady": 1, "decode": 0, "decodeReady": 0}
+    ]
+    assert assessment.mirror is not None
+    assert {each.compatibility_key for each in assessment.mirror.endpoints} == {"key-1"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas.api.conditions import Reason
 from prfaas.api.exchange import PoolDocument
-from prfaas.links.document import MAX_BYTES, LocalEnd, Refusal, incompatibility, read_document
+from prfaas.links.document import MAX_BYTES, LocalEnd, Refusal, incompatibility, keys_in, read_document, rollout
 from tests.links.build import LOCAL, document, published, spec
 
 REMOTE = spec().remote
@@ -78,7 +78,7 @@ def test_a_config_map_that_is_not_there_or_has_no_document() -> None:
     ("local", "reason", "words"),
     [
         (LocalEnd("other", "main", "key-1"), Reason.MODEL_MISMATCH, "m/model at revision main, the local pool other"),
-        (LocalEnd("m/model", "v2", "key-1"), Reason.MODEL_MISMATCH, "at v2"),
+        (LocalEnd("m/model", "v2", "key-2"), Reason.MODEL_MISMATCH, "at v2"),
         (LocalEnd("m/model", "main", "key-2"), Reason.KEY_MISMATCH, "key-1 there, key-2 here"),
     ],
 )
@@ -92,3 +92,40 @@ def test_incompatible_ends(local: LocalEnd, reason: Reason, words: str) -> None:
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda raw: raw.decode("latin-1")))
 def test_no_text_raises(text: str) -> None:
     assert isinstance(read(content=text), Refusal)
+
+
+GROUPS = [
+    {"compatibilityKey": "key-1", "prefill": 1, "prefillReady": 1},
+    {"compatibilityKey": "key-2", "prefill": 1, "prefillReady": 0},
+]
+
+
+@pytest.mark.parametrize(
+    ("document_key", "local", "says"),
+    [
+        ("key-1", LocalEnd("m/model", "main", "key-1"), "paired by key key-1; only there key-2"),
+        ("key-2", LocalEnd("m/model", "main", "key-1"), "paired by key key-1; only there key-2"),
+        ("key-2", LocalEnd("m/model", "v2", "key-3", frozenset({"key-1"})), "only here key-3; only there key-2"),
+        ("key-2", LocalEnd("m/model", "main", "key-2", frozenset({"key-1"})), "paired by key key-1, key-2"),
+    ],
+    ids=["it has gone on", "it goes on", "another revision comes", "both go over"],
+)
+def test_ends_that_are_going_over_to_another_key_are_compatible_and_say_so(
+    document_key: str, local: LocalEnd, says: str
+) -> None:
+    there = PoolDocument.model_validate(document(compatibilityKey=document_key, groups=GROUPS))
+    assert incompatibility(there, local) is None
+    assert rollout(there, local).endswith(says)
+
+
+def test_groups_without_instances_do_not_count_and_ends_of_one_key_say_nothing() -> None:
+    empty = [{"compatibilityKey": "key-9"}]
+    there = PoolDocument.model_validate(document(groups=empty))
+    assert keys_in(there) == {"key-1"}
+    assert rollout(there, LOCAL) == ""
+
+
+def test_a_key_that_two_models_share_is_not_believed() -> None:
+    refusal = incompatibility(PoolDocument.model_validate(document()), LocalEnd("other", "main", "key-1"))
+    assert refusal is not None
+    assert refusal.reason == Reason.MODEL_MISMATCH

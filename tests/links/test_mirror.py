@@ -18,12 +18,12 @@ def endpoints(*items: dict[str, Any]) -> list[PublishedEndpoint]:
     return [PublishedEndpoint.model_validate(item) for item in items]
 
 
-def objects(*items: dict[str, Any], key: str | None = "key-1") -> list[Object]:
+def objects(*items: dict[str, Any]) -> list[Object]:
+    named = endpoints(*({"compatibilityKey": "key-1"} | item for item in items))
     return mirrored_objects(
         "east",
         "prfaas",
-        usable(endpoints(*items)).endpoints,
-        compatibility_key=key,
+        usable(named).endpoints,
         owner_labels={"prfaas.io/cluster": "east"},
         owner_reference={"kind": "InterClusterLink", "name": "east", "uid": "u"},
     )
@@ -37,11 +37,11 @@ def test_a_service_without_selector_and_a_slice_tied_to_it() -> None:
         "prfaas.io/cluster": "east",
         "prfaas.io/link": "east",
         "prfaas.io/role": "prefill",
+        "prfaas.io/compatibility-key": "key-1",
         "app.kubernetes.io/part-of": "prfaas",
         "kubernetes.io/service-name": "east-remote-prefill",
         "endpointslice.kubernetes.io/managed-by": "prfaas-operator",
     }
-    assert piece["metadata"]["annotations"] == {"prfaas.io/compatibility-key": "key-1"}
     assert piece["ports"] == [{"name": "http", "port": 8000, "protocol": "TCP"}]
     assert [(each["hostname"], each["addresses"], each["conditions"]["ready"]) for each in piece["endpoints"]] == [
         ("h200-0", ["10.1.0.4"], True),
@@ -55,15 +55,22 @@ def test_no_endpoints_leave_the_service_alone() -> None:
     assert [obj["kind"] for obj in objects()] == ["Service"]
 
 
-def test_families_and_ports_do_not_share_a_slice() -> None:
-    made = objects(endpoint("a", "10.0.0.1"), endpoint("b", "fd00::1"), endpoint("c", "10.0.0.2", port=9000), key=None)
+def test_families_ports_and_keys_do_not_share_a_slice() -> None:
+    made = objects(
+        endpoint("a", "10.0.0.1"),
+        endpoint("b", "fd00::1"),
+        endpoint("c", "10.0.0.2", port=9000),
+        endpoint("d", "10.0.0.3", key="key-of-many-letters"),
+    )
     assert [obj["metadata"]["name"] for obj in made[1:]] == [
-        "east-remote-prefill-ipv4-8000-0",
-        "east-remote-prefill-ipv4-9000-0",
-        "east-remote-prefill-ipv6-8000-0",
+        "east-remote-prefill-key-1-ipv4-8000-0",
+        "east-remote-prefill-key-1-ipv4-9000-0",
+        "east-remote-prefill-key-1-ipv6-8000-0",
+        "east-remote-prefill-key-of-man-ipv4-8000-0",
     ]
-    assert [obj["addressType"] for obj in made[1:]] == ["IPv4", "IPv4", "IPv6"]
-    assert "annotations" not in made[1]["metadata"]
+    assert [obj["addressType"] for obj in made[1:]] == ["IPv4", "IPv4", "IPv6", "IPv4"]
+    keys = [obj["metadata"]["labels"]["prfaas.io/compatibility-key"] for obj in made[1:]]
+    assert keys == ["key-1", "key-1", "key-1", "key-of-many-letters"]
 
 
 @pytest.mark.parametrize(

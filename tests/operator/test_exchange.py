@@ -42,10 +42,14 @@ def test_an_endpoint_of_which_nothing_is_said_is_ready(conditions: Object | None
     endpoint: Object = {"addresses": ["10.0.0.1"], "targetRef": {"name": "east-0-x"}}
     if conditions is not None:
         endpoint["conditions"] = conditions
-    (published,) = pool_document(
-        "east", EAST, [{"ports": [{"name": "http", "port": 8000}], "endpoints": [endpoint]}]
-    ).endpoints
+    (published,) = pool_document("east", EAST, [slice_of(endpoint)]).endpoints
     assert published.ready is ready
+    assert published.compatibility_key == "k1"
+
+
+def slice_of(*endpoints: Object) -> Object:
+    marks = {"prfaas.io/compatibility-key": "k1"}
+    return {"metadata": {"labels": marks}, "ports": [{"name": "http", "port": 8000}], "endpoints": list(endpoints)}
 
 
 def left_behind(bench: Bench, name: str) -> Object:

@@ -10,10 +10,12 @@ import pytest
 import yaml
 
 from e2e.apiserver import ApiServer
+from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, INTER_CLUSTER_LINK, PRFAAS_CLUSTER, SECRET, SERVICE, Key
 from prfaas.links.registry import PeerRegistry
 from prfaas.operator import inter_cluster_link, pd_cluster, prfaas_cluster
 from prfaas.operator.world import Result, World, key_for
+from prfaas.workloads.engine import compatibility_key
 from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, eventually
@@ -57,13 +59,21 @@ async def bench(apiserver: ApiServer, client: Hand, namespace: str) -> AsyncIter
 
 async def publish(bench: Bench, addresses: dict[str, str], *, ready: bool = True) -> None:
     """What the endpoints controller would show of east's pods; then east publishes it."""
+    spec = (await bench.own("PrfaaSCluster", "east"))["spec"]
+    key = compatibility_key(PrfaaSClusterSpec.model_validate(spec))
     body = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
             "name": "east-prefill-x",
             "namespace": bench.namespace,
-            "labels": {"kubernetes.io/service-name": "east-prefill"},
+            # Those of the Service, which Kubernetes copies.
+            "labels": {
+                "prfaas.io/cluster": "east",
+                "prfaas.io/kind": "prfaascluster",
+                "prfaas.io/role": "prefill",
+                "prfaas.io/compatibility-key": key,
+            },
         },
         "addressType": "IPv4",
         "ports": [{"name": "http", "port": 8000}, {"name": "kv", "port": 5600}],
@@ -155,7 +165,9 @@ async def test_the_pd_pool_is_told_and_says_that_remote_prefill_is_there(bench: 
 
 async def test_another_model_is_not_mirrored(bench: Bench) -> None:
     await joined(bench)
-    await bench.edit("PDCluster", "west", {"model": {"name": "another/model"}})
+    alone = {"model": {"name": "another/model"}, "rollout": {"pairing": "Independent"}}
+    await bench.edit("PDCluster", "west", alone)
+    await bench.settle("PDCluster", "west")
     await until(bench, "Compatible", "False")
     assert await mirrored(bench) == {}
     conditions = await bench.conditions(KIND, "to-east")
@@ -207,7 +219,8 @@ async def test_a_deleted_link_stops_reading_and_leaves_its_children_to_the_clust
     mark = bench.server.audit.mark()
     await bench.run(KIND, "to-east")
     assert bench.writes_since(mark) == []
-    assert bench.enqueued == [key_for("PDCluster", bench.namespace, "west")], "who names the link is told"
+    pools = {key_for("PDCluster", bench.namespace, "west"), key_for("PrfaaSCluster", bench.namespace, "east")}
+    assert set(bench.enqueued) == pools, "who names the link is told, and who may be its end"
     assert not bench.world.peers.snapshot(key_for(KIND, bench.namespace, "to-east")).read
 
 
@@ -249,7 +262,8 @@ async def test_with_a_kubeconfig_the_secret_decides(bench: Bench) -> None:
 
 
 async def test_what_could_not_be_written_is_not_said_to_be_mirrored(bench: Bench) -> None:
-    name = "to-east-remote-prefill-ipv4-8000-0"
+    (published,) = (await bench.own("PrfaaSCluster", "east"))["status"]["groups"]
+    name = f"to-east-remote-prefill-{published['compatibilityKey'][:10]}-ipv4-8000-0"
     foreign = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

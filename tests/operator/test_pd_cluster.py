@@ -109,6 +109,7 @@ async def test_a_placed_pool_gets_instances_of_both_roles_and_a_router(bench: Be
         "Reconciling": "False",
         "Stalled": "False",
         "PodsPlaced": "True",
+        "ModelCached": "True",
         "RouterReady": "True",
         "RouterSynced": "True",
         "RemotePrefillAvailable": "False",

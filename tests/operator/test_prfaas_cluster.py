@@ -10,7 +10,7 @@ import pytest
 
 from e2e.apiserver import ApiServer
 from prfaas.kube.errors import NotFound
-from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, POD, PRFAAS_CLUSTER, SERVICE
+from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, POD, POD_DISRUPTION_BUDGET, PRFAAS_CLUSTER, SERVICE
 from prfaas.operator.prfaas_cluster import reconcile
 from tests.hand import Hand
 from tests.operator import bench as here
@@ -62,10 +62,11 @@ async def test_a_restarted_operator_writes_nothing(bench: Bench) -> None:
 async def test_a_child_deleted_by_hand_comes_back(bench: Bench) -> None:
     await placed(bench)
     await bench.client.delete(DEPLOYMENT, "east-1", bench.namespace)
-    await bench.client.delete(SERVICE, "east-prefill", bench.namespace)
+    (service,) = await bench.children(SERVICE)
+    await bench.client.delete(SERVICE, service, bench.namespace)
     await bench.settle(KIND, "east")
     assert "east-1" in await bench.children()
-    assert "east-prefill" in await bench.children(SERVICE)
+    assert service in await bench.children(SERVICE)
 
 
 async def test_a_child_edited_by_hand_is_put_right_and_what_others_added_stays(bench: Bench) -> None:
@@ -101,7 +102,10 @@ async def test_a_new_image_is_rolled_one_instance_at_a_time(bench: Bench) -> Non
     await bench.run(KIND, "east")
     await bench.run(KIND, "east")
     assert images(await bench.children()) == ["0.33.0", "0.33.0", "0.34.0"]
-    assert (await bench.conditions(KIND, "east"))["Ready"] == ("False", "Progressing")
+    conditions = await bench.conditions(KIND, "east")
+    assert conditions["Ready"] == ("True", "AsSpecified"), "two of three serve: as many as the budget leaves"
+    assert conditions["Reconciling"] == ("True", "RollingOut")
+    assert await bench.message(KIND, "east", "Reconciling") == "not ready yet: east-0"
     await bench.settle(KIND, "east")
     assert images(await bench.children()) == ["0.34.0"] * 3
 
@@ -144,7 +148,8 @@ async def test_a_recreated_pool_waits_for_the_children_of_the_old_one_to_go(benc
     assert await bench.instances() == dict.fromkeys(("east-0", "east-1", "east-2", "east-3"), "prefill")
     for name in ("east-0", "east-1", "east-2"):
         await bench.client.delete(DEPLOYMENT, name, bench.namespace)
-    await bench.client.delete(SERVICE, "east-prefill", bench.namespace)
+    for service in await bench.children(SERVICE):
+        await bench.client.delete(SERVICE, service, bench.namespace)
     await bench.settle(KIND, "east")
     assert set(await bench.instances()) == {"east-3"}
 
@@ -177,16 +182,16 @@ async def test_an_override_that_the_api_server_refuses_stalls_with_its_words(ben
 
 async def test_a_name_that_somebody_else_has_is_never_taken_over(bench: Bench) -> None:
     foreign = {
-        "apiVersion": "v1",
-        "kind": "Service",
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
         "metadata": {"name": "east-prefill", "namespace": bench.namespace},
-        "spec": {"ports": [{"port": 1}]},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"a": "b"}}},
     }
     before = await bench.client.create(foreign)
     await placed(bench)
     assert (await bench.conditions(KIND, "east"))["Stalled"] == ("True", "NameConflict")
     assert "east-prefill" in await bench.message(KIND, "east", "Stalled")
-    after = await bench.client.get(SERVICE, "east-prefill", bench.namespace)
+    after = await bench.client.get(POD_DISRUPTION_BUDGET, "east-prefill", bench.namespace)
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 

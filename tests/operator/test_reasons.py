@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from prfaas.api.conditions import REASONS, SUMMARY_REASONS, Reason, Type, Verdict
+from prfaas.api.conditions import FETCH_FAILURES, REASONS, SUMMARY_REASONS, Reason, Type, Verdict
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.policy import RoutingPolicy
+from prfaas.api.pool import ModelSpec
 from prfaas.kube.errors import Forbidden, Invalid, NameTaken
 from prfaas.kube.resources import Object
 from prfaas.links.assess import assess
@@ -16,13 +17,16 @@ from prfaas.links.contact import Connected, NotConnected
 from prfaas.links.document import LocalEnd
 from prfaas.links.peer import PeerSnapshot
 from prfaas.operator.exchange import Published
+from prfaas.operator.fetches import State
 from prfaas.operator.inter_cluster_link import unless_refused
+from prfaas.operator.model_cache import judge
 from prfaas.operator.observed import routers
 from prfaas.operator.pd_cluster import remote_prefill
 from prfaas.operator.prfaas_cluster import exported
 from prfaas.operator.verdicts import (
     conditions,
     pods_placed,
+    rolling,
     router_ready,
     router_synced,
     serving,
@@ -32,6 +36,7 @@ from prfaas.operator.verdicts import (
 )
 from prfaas.workloads.assignment import Cause, Hold, Step
 from prfaas.workloads.errors import SpecError
+from prfaas.workloads.model import Place
 from tests.links.build import LOCAL, endpoint, published, spec
 from tests.operator.test_remote_prefill import cluster, link
 from tests.operator.test_verdicts import REFUSED, SPEC, crashing, deployment, pod, router, seen
@@ -43,11 +48,26 @@ WELL = PeerSnapshot(contact=Connected("v1.37"), config_map=published(), read=Tru
 def given() -> Iterator[Verdict]:
     """One of everything that can be said."""
     yield from _pools()
+    yield from _models()
     yield from _routers()
     yield from (remote_prefill(*each) for each in _remotes())
     yield from _links()
     yield exported(Published(True, 1))
     yield exported(Published(False, 1, "forbidden"))
+
+
+def _models() -> Iterator[Verdict]:
+    for model in (
+        {"name": "m"},
+        {"name": "m", "source": "pvc://models"},
+        {"name": "m", "source": "hf://org/m", "cache": {"hostPath": {"path": "/models"}}},
+    ):
+        pool = SPEC.model_copy(update={"model": ModelSpec.model_validate(model)})
+        yield judge(pool, {}, [], 0, NOW)
+        yield judge(pool, {}, [], 1, NOW)
+    for reason in (*FETCH_FAILURES, Reason.CRASHING, Reason.UNSCHEDULABLE, Reason.FETCHING):
+        yield judge(pool, {Place("node"): State(False, reason)}, [], 1, NOW)
+    yield judge(pool, {Place("node"): State(True)}, [], 1, NOW)
 
 
 def _pools() -> Iterator[Verdict]:
@@ -64,6 +84,12 @@ def _pools() -> Iterator[Verdict]:
         serving(broken, Step()),
     ):
         yield from summary([unmet], obstacle=None, paused=False)
+    two = seen([deployment(0), deployment(1)], [])
+    for step in (
+        Step(roll={"east-0": "prefill"}),
+        Step(held={"east-0": Hold(Cause.PEER, ("to-west",))}),
+    ):
+        yield from summary([], obstacle=None, paused=False, rolls=rolling(two, step, ()))
     yield from summary([], obstacle=None, paused=True)
     yield from summary([], obstacle=None, paused=False, draining=True)
     for obstacle in (

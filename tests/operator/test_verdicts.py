@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from prfaas.api.conditions import Reason, Type, Verdict
+from prfaas.api.conditions import Condition, Reason, Type, Verdict, condition
 from prfaas.api.policy import RoutingPolicy
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.kube.errors import Conflict, Forbidden, Invalid, KubeError, NameTaken, NotFound, Unreachable
@@ -14,15 +15,17 @@ from prfaas.operator.observed import Instances, PodState, instances, routers
 from prfaas.operator.verdicts import (
     Obstacle,
     pods_placed,
+    rolling,
     router_ready,
     router_synced,
     routers_complete,
     serving,
     spec_obstacle,
     summary,
+    while_rolling,
     write_obstacle,
 )
-from prfaas.workloads.assignment import Step
+from prfaas.workloads.assignment import Cause, Hold, Step
 from prfaas.workloads.errors import SpecError
 
 SPEC = PrfaaSClusterSpec.model_validate({"model": {"name": "m"}, "gpusPerInstance": 8, "engine": {"image": "i"}})
@@ -336,3 +339,69 @@ def test_routers_that_are_ready_must_follow_the_policy_and_no_others() -> None:
     ):
         assert (verdict.status, verdict.reason) == (False, Reason.POLICY_PENDING)
     assert router_synced(policy(), (), set()).reason is Reason.NO_ROUTERS
+
+
+ROLLS = Step(roll={"east-0": "prefill"}, held={"east-1": Hold(Cause.BUDGET)})
+
+
+def said_before(reason: Reason) -> list[Condition]:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    return [condition(Type.RECONCILING, True, reason, generation=1, now=now)]
+
+
+def test_a_rollout_that_leaves_others_serving_keeps_the_pool_ready_and_says_what_goes_on() -> None:
+    going = seen([deployment(0, ready=False), deployment(1)], [pod(1)])
+    rolls = rolling(going, ROLLS, ())
+    assert rolls is not None
+    assert (rolls.reason, rolls.message) == (Reason.ROLLING_OUT, "not ready yet: east-0")
+    placed = pods_placed(going, SPEC, 2)
+    assert placed.reason is Reason.PROGRESSING
+    ready, reconciling, _ = summary([while_rolling(placed, rolls)], obstacle=None, paused=False, rolls=rolls)
+    assert (ready.status, reconciling.status, reconciling.reason) == (True, True, Reason.ROLLING_OUT)
+    no_room = pods_placed(seen([deployment(0)], [pod(0, node=None, conditions=[REFUSED])]), SPEC, 1)
+    assert while_rolling(no_room, rolls) is no_room
+
+
+def test_a_pool_of_which_nothing_serves_is_not_ready_whatever_rolls() -> None:
+    assert rolling(seen([deployment(0, ready=False)], []), ROLLS, ()) is None
+
+
+def test_a_pool_that_decodes_serves_with_a_decode_instance() -> None:
+    def of(role: str, index: int, ready: bool) -> dict[str, Any]:
+        made = deployment(index, ready=ready)
+        made["spec"]["template"]["metadata"]["labels"]["prfaas.io/role"] = role
+        return made
+
+    assert rolling(seen([of("prefill", 0, True), of("decode", 1, False)], []), ROLLS, ()) is None
+    assert rolling(seen([of("prefill", 0, False), of("decode", 1, True)], []), ROLLS, ()) is not None
+
+
+def test_instances_that_come_or_go_are_no_rollout_and_neither_is_a_crash() -> None:
+    here = seen([deployment(0), deployment(1)], [])
+    for step in (None, Step(create={"east-2": "prefill"}), Step(delete=("east-0",)), Step()):
+        assert rolling(here, step, ()) is None
+    broken = seen([deployment(0), deployment(1)], [pod(0, containerStatuses=[crashing()])])
+    assert rolling(broken, ROLLS, ()) is None
+    crashed = seen([deployment(0, ready=False), deployment(1)], [])
+    assert rolling(crashed, Step(), ()) is None
+
+
+def test_the_last_instance_of_a_rollout_is_still_part_of_it() -> None:
+    last = seen([deployment(0), deployment(1, ready=False)], [])
+    assert rolling(last, Step(), said_before(Reason.ROLLING_OUT)) is not None
+    assert rolling(last, Step(), said_before(Reason.STARTING)) is None
+    assert rolling(seen([deployment(0)], []), Step(), said_before(Reason.ROLLING_OUT)) is None
+
+
+def test_a_rollout_that_waits_says_for_whom_and_what_stays_meanwhile() -> None:
+    here = seen([deployment(0), deployment(1)], [])
+    waits = rolling(here, Step(held={"east-1": Hold(Cause.PEER, ("to-west",))}), ())
+    assert waits is not None
+    assert (waits.reason, waits.message) == (
+        Reason.WAITING_FOR_PEER,
+        "east-1: keeps the old compatibility key until, at the other end of link to-west, its decode instances have "
+        "the new key",
+    )
+    model = rolling(here, Step(held={"east-1": Hold(Cause.MODEL)}), ())
+    assert model is not None
+    assert model.message == "no instance is changed before the model is on disk; see ModelCached"

@@ -60,6 +60,11 @@ class Reason(_Documented):
 
     AS_SPECIFIED = "AsSpecified", "All is as the spec asks."
     PROGRESSING = "Progressing", "Children are being made, changed or removed, or are not ready yet."
+    ROLLING_OUT = "RollingOut", "Instances get the new template one after the other; the others serve meanwhile."
+    WAITING_FOR_PEER = (
+        "WaitingForPeer",
+        "A paired rollout keeps its last old instance until a linked pool can serve with the new key.",
+    )
     PAUSED = "Paused", "`spec.paused` is true: nothing is written."
     INVALID_SPEC = "InvalidSpec", "The spec passed the schema and cannot be carried out; the message names the field."
     NAME_CONFLICT = "NameConflict", "An object of a name that is needed exists and is not ours."
@@ -95,9 +100,15 @@ class Reason(_Documented):
     UNAUTHORIZED = "Unauthorized", "The peer does not accept our credentials."
     FORBIDDEN = "Forbidden", "The peer knows us, and we may not read its exchange namespace."
     NOT_NEEDED = "NotNeeded", "The peer is this same API server."
-    MATCHED = "Matched", "Model, revision and compatibility key are equal."
-    MODEL_MISMATCH = "ModelMismatch", "The ends serve different models or revisions."
-    KEY_MISMATCH = "KeyMismatch", "The ends serve the same model in ways whose KV caches differ."
+    MATCHED = "Matched", "Both ends have, or are to have, instances of one compatibility key."
+    MODEL_MISMATCH = (
+        "ModelMismatch",
+        "The ends serve different models or revisions, and neither is going over to the other's.",
+    )
+    KEY_MISMATCH = (
+        "KeyMismatch",
+        "The ends serve the same model in ways whose KV caches differ, and neither is going over to the other's.",
+    )
     CLUSTER_ID_MISMATCH = "ClusterIDMismatch", "The peer publishes another identity than `peer.clusterID`."
     REMOTE_NOT_PUBLISHED = (
         "RemoteNotPublished",
@@ -167,7 +178,6 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
         *FETCH_FAILURES,
         Reason.UNSCHEDULABLE,
         Reason.CRASHING,
-        Reason.API_ERROR,
     ),
     Type.EXPORTED: (Reason.PUBLISHED, Reason.PUBLISH_FAILED),
     Type.ROUTER_READY: (Reason.AVAILABLE, Reason.NO_ROUTERS, Reason.STARTING, Reason.UNSCHEDULABLE, Reason.CRASHING),
@@ -221,7 +231,7 @@ _OWN: Mapping[Type, tuple[Reason, ...]] = {
 _GOING = (Reason.AS_SPECIFIED, Reason.PROGRESSING, Reason.STARTING, Reason.CRASHING)
 SUMMARY_REASONS: Mapping[Type, tuple[Reason, ...]] = {
     Type.READY: (*_GOING, *_STALLED),
-    Type.RECONCILING: (*_GOING, Reason.PAUSED, *_STALLED),
+    Type.RECONCILING: (*_GOING, Reason.ROLLING_OUT, Reason.WAITING_FOR_PEER, Reason.PAUSED, *_STALLED),
 }
 """The reasons of `Ready` and `Reconciling` beside those that they take over from whatever they wait for."""
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, IPvAnyAddress
 
 from prfaas.api.base import ApiModel
 from prfaas.api.common import Name, ObjectName, OwnName, Port, unique_by
+from prfaas.api.group import CompatibilityKey, Group, Groups
 
 
 class _Published(ApiModel):
@@ -37,6 +38,8 @@ class PublishedEndpoint(_Published):
     """Port of the engine's HTTP server."""
     ready: bool
     """Whether it may be given requests."""
+    compatibility_key: CompatibilityKey | None = None
+    """Key of the KV cache that it writes; absent (an older release): the document's."""
 
 
 class PoolDocument(_Published):
@@ -57,9 +60,32 @@ class PoolDocument(_Published):
     model: PublishedModel
     """The model served."""
     compatibility_key: Annotated[str, Field(min_length=1, max_length=128)]
-    """Hash of what must be equal at both ends for KV cache to be usable."""
+    """Hash of what must be equal at both ends for KV cache to be usable, as the pool's spec asks for it."""
+    groups: Groups | None = None
+    """Instances by the key that they have now; absent (an older release): all have the document's."""
     endpoints: Annotated[tuple[PublishedEndpoint, ...], Field(max_length=1000), *unique_by("name")] = ()
     """Prefill instances, ready or not, by name."""
+
+    @property
+    def by_key(self) -> tuple[Group, ...]:
+        """The groups. Of an older release all that it shows is one; that a PDCluster decodes is not shown, but so."""
+        if self.groups is not None:
+            return self.groups
+        ready = sum(endpoint.ready for endpoint in self.endpoints)
+        decode = int(self.kind == "PDCluster")
+        return (
+            Group(
+                compatibility_key=self.compatibility_key,
+                prefill=len(self.endpoints),
+                prefill_ready=ready,
+                decode=decode,
+                decode_ready=decode,
+            ),
+        )
+
+    def key_of(self, endpoint: PublishedEndpoint) -> str:
+        """Compatibility key of one of the endpoints."""
+        return endpoint.compatibility_key or self.compatibility_key
 
 
 def document_name(kind: str, namespace: str, name: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from prfaas.api.base import ApiModel
 from prfaas.api.common import Bandwidth, Duration, Name, ObjectName, OwnName, duration_seconds
 from prfaas.api.conditions import Conditions
+from prfaas.api.group import Groups
 from prfaas.api.prfaas_cluster import Count, Generation
 from prfaas.api.resource import AGE_COLUMN, READY_COLUMNS, ApiObject, Column, Resource
 from prfaas.api.rules import Ruled, rule
@@ -169,6 +170,10 @@ class PeerStatus(_Status):
     """Version of the peer's API server."""
     lost_since: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})] | None = None
     """When contact was lost; absent: there is contact."""
+    compatibility_key: Annotated[str, Field(max_length=128)] | None = None
+    """The key that the spec of the pool at the other end asks for."""
+    groups: Groups = ()
+    """Instances of the pool at the other end, by compatibility key."""
 
 
 class InterClusterLinkStatus(_Status):

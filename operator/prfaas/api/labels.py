@@ -24,6 +24,10 @@ ROLE_DECODE = "decode"
 ROLE_ROUTER = "router"
 REVISION = "prfaas.io/revision"
 """Hash of what the instance's pod template was rendered from."""
+MODEL = "prfaas.io/model"
+"""Hash of what a fetch Job fetches, and to where."""
+NODE = "prfaas.io/node"
+"""Annotation: the node whose disk a fetch Job fills."""
 LINK = "prfaas.io/link"
 """Name of the InterClusterLink that an object was mirrored over."""
 ORIGIN = "prfaas.io/origin"
@@ -35,7 +39,7 @@ SERVICE_NAME = "kubernetes.io/service-name"
 REMOVE = "prfaas.io/remove"
 """Annotation with value `true` on an instance's child: when the pool shrinks next, this instance goes first."""
 COMPATIBILITY_KEY = "prfaas.io/compatibility-key"
-"""Annotation on mirrored EndpointSlices: key of the KV layout that their instances write. Absent: not checked."""
+"""Key of the KV cache that an instance reads and writes: on its child and pods, on Services and EndpointSlices."""
 SPEC_HASH = "prfaas.io/spec-hash"
 """Annotation: hash of the object as last applied, so that an unchanged one is not applied again."""
 
@@ -66,9 +70,17 @@ def policy_config_map(pd_cluster: str) -> str:
     return f"{pd_cluster}-routing-policy"
 
 
-def role_service(cluster: str, role: str) -> str:
-    """Name of the headless Service (and prefix of the EndpointSlices) of one role of a pool."""
+def role_name(cluster: str, role: str) -> str:
+    """Name of what there is one of for each role of a pool."""
     return f"{cluster}-{role}"
+
+
+def group_service(cluster: str, role: str, key: str) -> str:
+    """Name of the headless Service (and prefix of the EndpointSlices) of one role and compatibility key of a pool.
+
+    The key is cut to fit: the label has the whole.
+    """
+    return f"{cluster}-{role}-{key[:10]}"
 
 
 def mirror_service(link: str) -> str:

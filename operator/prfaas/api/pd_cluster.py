@@ -10,6 +10,7 @@ from prfaas.api.base import ApiModel
 from prfaas.api.common import Args, Env, ImagePullPolicy, OwnName, Resources, Tokens, unique_by
 from prfaas.api.conditions import Conditions
 from prfaas.api.engine import EngineSpec
+from prfaas.api.group import Groups
 from prfaas.api.pool import Instances, PoolSpec
 from prfaas.api.prfaas_cluster import Count, Generation
 from prfaas.api.resource import AGE_COLUMN, READY_COLUMNS, ApiObject, Column, Resource, Scale
@@ -250,6 +251,8 @@ class PDClusterStatus(_Status):
     """Label selector of the pods, for the scale subresource."""
     compatibility_key: Annotated[str, Field(max_length=128)] | None = None
     """Hash of what must be equal at both ends for KV cache to be usable."""
+    groups: Groups = ()
+    """Instances by compatibility key; more than one: a rollout to another key is under way."""
     roles: RolesStatus | None = None
     """Instances by role."""
     policy: PolicyStatus | None = None

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from prfaas.api.base import ApiModel
 from prfaas.api.conditions import Conditions
+from prfaas.api.group import Groups
 from prfaas.api.pool import Instances, PoolSpec
 from prfaas.api.resource import AGE_COLUMN, READY_COLUMNS, ApiObject, Column, Resource, Scale
 
@@ -41,6 +42,8 @@ class PrfaaSClusterStatus(ApiModel):
     """Label selector of the pods, for the scale subresource."""
     compatibility_key: Annotated[str, Field(max_length=128)] | None = None
     """Hash of what must be equal at both ends for KV cache to be usable."""
+    groups: Groups = ()
+    """Instances by compatibility key; more than one: a rollout to another key is under way."""
     endpoints: Count | None = None
     """Prefill endpoints published to peers."""
     warm_up_seconds: Count | None = None

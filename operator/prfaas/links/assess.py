@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from prfaas.api.conditions import REASONS, Condition, Reason, Type, Verdict, timestamp
 from prfaas.api.exchange import PoolDocument
+from prfaas.api.group import Group
 from prfaas.api.inter_cluster_link import InterClusterLinkSpec
 from prfaas.links.contact import Connected, Contact, NotConnected, NotProbed
-from prfaas.links.document import LocalEnd, Refusal, incompatibility, read_document
+from prfaas.links.document import LocalEnd, Refusal, incompatibility, read_document, rollout
 from prfaas.links.mirror import Mirrored, usable
 from prfaas.links.peer import PeerSnapshot
 
@@ -27,7 +28,9 @@ class Assessment:
     mirror: Mirrored | None
     """Endpoints to mirror, perhaps none; None: leave what is mirrored as it is."""
     compatibility_key: str | None = None
-    """Of the document that `mirror` comes from."""
+    """The key that the spec of the remote pool asks for; None: not known."""
+    groups: tuple[Group, ...] = ()
+    """The remote pool's instances by key."""
     cluster_id: str | None = None
     version: str | None = None
     lost_since: str | None = None
@@ -56,7 +59,7 @@ def assess(
         return Assessment((accepted, *kept, encrypted), None, lost_since=lost_since)
     document = read_document(peer.config_map, spec.remote, spec.peer.cluster_id) if peer.read else None
     compatible = _compatible(document, local)
-    mirror = _mirror(spec, document, compatible)
+    mirror = _mirror(spec, document, compatible, local)
     contact = peer.contact
     return Assessment(
         findings=(
@@ -69,6 +72,7 @@ def assess(
         ),
         mirror=mirror,
         compatibility_key=document.compatibility_key if isinstance(document, PoolDocument) else None,
+        groups=document.by_key if isinstance(document, PoolDocument) else (),
         cluster_id=document.cluster_id if isinstance(document, PoolDocument) else None,
         version=(contact.version or None) if isinstance(contact, Connected) else None,
         lost_since=_lost_since(contact, lost_since),
@@ -147,17 +151,24 @@ def _compatible(document: PoolDocument | Refusal | None, local: LocalEnd | None)
     refusal = incompatibility(document, local)
     if refusal is not None:
         return Verdict(kind, False, refusal.reason, refusal.message)
-    return Verdict(kind, True, Reason.MATCHED)
+    return Verdict(kind, True, Reason.MATCHED, rollout(document, local))
 
 
 def _mirror(
-    spec: InterClusterLinkSpec, document: PoolDocument | Refusal | None, compatible: Verdict
+    spec: InterClusterLinkSpec, document: PoolDocument | Refusal | None, compatible: Verdict, local: LocalEnd | None
 ) -> Mirrored | None:
+    """Endpoints of the keys that the local pool has or is to have: what else there is, nobody here can pair with."""
     if document is None:
         return None
-    if isinstance(document, Refusal) or compatible.status is not True or spec.remote.kind != "PrfaaSCluster":
+    if (
+        isinstance(document, Refusal)
+        or local is None
+        or compatible.status is not True
+        or spec.remote.kind != "PrfaaSCluster"
+    ):
         return Mirrored(())
-    return usable(document.endpoints)
+    named = [each.model_copy(update={"compatibility_key": document.key_of(each)}) for each in document.endpoints]
+    return usable(each for each in named if each.compatibility_key in local.all_keys)
 
 
 def _endpoints_mirrored(

@@ -35,6 +35,14 @@ class LocalEnd:
     model: str
     revision: str
     compatibility_key: str
+    """The key that its spec asks for."""
+    keys: frozenset[str] = frozenset()
+    """Keys that its instances have now."""
+
+    @property
+    def all_keys(self) -> frozenset[str]:
+        """Keys that it has or is to have."""
+        return self.keys | {self.compatibility_key}
 
 
 def read_document(config_map: Object | None, remote: RemotePool, cluster_id: str) -> PoolDocument | Refusal:
@@ -68,21 +76,41 @@ def read_document(config_map: Object | None, remote: RemotePool, cluster_id: str
     return document
 
 
+def keys_in(document: PoolDocument) -> frozenset[str]:
+    """Compatibility keys that the remote pool has or is to have."""
+    there = {group.compatibility_key for group in document.by_key if group.prefill or group.decode}
+    return frozenset({document.compatibility_key, *there})
+
+
 def incompatibility(document: PoolDocument, local: LocalEnd) -> Refusal | None:
-    """Why KV cache of the remote pool cannot be used here; None when it can."""
+    """Why KV cache of the remote pool cannot be used here; None when it can, or could once a rollout has got further.
+
+    Model and revision are part of the key: while one end goes over to another revision, they share an older key.
+    """
     ours, theirs = (local.model, local.revision), (document.model.name, document.model.revision)
+    same_key = document.compatibility_key == local.compatibility_key
+    if keys_in(document) & local.all_keys and not (same_key and ours != theirs):
+        return None
     if ours != theirs:
         return Refusal(
             Reason.MODEL_MISMATCH,
             f"the peer serves {theirs[0]} at revision {theirs[1]}, the local pool {ours[0]} at {ours[1]}",
         )
-    if document.compatibility_key != local.compatibility_key:
-        return Refusal(
-            Reason.KEY_MISMATCH,
-            f"the KV caches differ in form: compatibility key {document.compatibility_key} there, "
-            f"{local.compatibility_key} here; engine image, arguments or connector are not the same",
-        )
-    return None
+    return Refusal(
+        Reason.KEY_MISMATCH,
+        f"the KV caches differ in form: compatibility key {document.compatibility_key} there, "
+        f"{local.compatibility_key} here; engine image, arguments or connector are not the same",
+    )
+
+
+def rollout(document: PoolDocument, local: LocalEnd) -> str:
+    """What there is to say of two compatible ends that have more than one key between them; empty of two with one."""
+    here, there = local.all_keys, keys_in(document)
+    if here == there and len(here) == 1:
+        return ""
+    alone = [(f"only here {', '.join(sorted(here - there))}", here - there)]
+    alone += [(f"only there {', '.join(sorted(there - here))}", there - here)]
+    return "; ".join([f"paired by key {', '.join(sorted(here & there))}", *(text for text, some in alone if some)])
 
 
 def _first_complaint(error: ValidationError) -> str:

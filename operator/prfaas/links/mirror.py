@@ -1,4 +1,4 @@
-"""The peer's prefill endpoints as Kubernetes objects here: a Service without selector, and its EndpointSlices.
+"""The peer's prefill endpoints as Kubernetes objects here: a Service without selector, and EndpointSlices by key.
 
 Pure. Whoever routes requests watches these slices and needs no peer. Readiness is passed on as published. An address
 that cannot lie in another datacenter (loopback, link-local, multicast, unspecified) is left out and named: a peer must
@@ -48,11 +48,10 @@ def mirrored_objects(
     namespace: str,
     endpoints: Sequence[PublishedEndpoint],
     *,
-    compatibility_key: str | None,
     owner_labels: Mapping[str, str],
     owner_reference: Mapping[str, object],
 ) -> list[Object]:
-    """The Service and the slices of a link's usable endpoints; without endpoints only the Service.
+    """The Service and the slices of a link's usable endpoints, each with its key; without endpoints only the Service.
 
     `owner_labels` and `owner_reference` make them the link's children, so that they go with it.
     """
@@ -69,18 +68,20 @@ def mirrored_objects(
         },
         "spec": {"clusterIP": "None", "ports": [{"name": "http", "port": labels.PORT_HTTP, "protocol": "TCP"}]},
     }
-    annotations = {labels.COMPATIBILITY_KEY: compatibility_key} if compatibility_key else {}
     slices: list[Object] = []
-    for (family, port), members in _groups(endpoints).items():
+    for (key, family, port), members in _groups(endpoints).items():
         for start in range(0, len(members), ENDPOINTS_PER_SLICE):
             metadata: Object = {
-                "name": f"{name}-{family.lower()}-{port}-{start // ENDPOINTS_PER_SLICE}",
+                "name": f"{name}-{key[:10]}-{family.lower()}-{port}-{start // ENDPOINTS_PER_SLICE}",
                 "namespace": namespace,
-                "labels": {**common, labels.SERVICE_NAME: name, MANAGED_BY_LABEL: labels.MANAGED_BY},
+                "labels": {
+                    **common,
+                    labels.COMPATIBILITY_KEY: key,
+                    labels.SERVICE_NAME: name,
+                    MANAGED_BY_LABEL: labels.MANAGED_BY,
+                },
                 "ownerReferences": [dict(owner_reference)],
             }
-            if annotations:
-                metadata["annotations"] = annotations
             slices.append(
                 {
                     "apiVersion": ENDPOINT_SLICE.api_version,
@@ -94,12 +95,12 @@ def mirrored_objects(
     return [service, *slices]
 
 
-def _groups(endpoints: Sequence[PublishedEndpoint]) -> dict[tuple[str, int], list[PublishedEndpoint]]:
-    """A slice has one address family and one set of ports."""
-    groups: dict[tuple[str, int], list[PublishedEndpoint]] = {}
+def _groups(endpoints: Sequence[PublishedEndpoint]) -> dict[tuple[str, str, int], list[PublishedEndpoint]]:
+    """A slice has one compatibility key, by our choice, and one address family and set of ports, by Kubernetes'."""
+    groups: dict[tuple[str, str, int], list[PublishedEndpoint]] = {}
     for each in sorted(endpoints, key=lambda each: each.name):
         family = "IPv4" if isinstance(each.address, IPv4Address) else "IPv6"
-        groups.setdefault((family, each.port), []).append(each)
+        groups.setdefault((each.compatibility_key or "", family, each.port), []).append(each)
     return dict(sorted(groups.items()))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from prfaas.api import labels
 from prfaas.api.exchange import PoolDocument, PublishedEndpoint, PublishedModel, document_name
+from prfaas.api.group import Group
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.errors import KubeError, NotFound
@@ -19,7 +20,7 @@ from prfaas.kube.informer import Change, Informer, log_transitions
 from prfaas.kube.resources import CONFIG_MAP, ENDPOINT_SLICE, Key, Object
 from prfaas.operator.world import KINDS, World
 from prfaas.workloads.engine import compatibility_key
-from prfaas.workloads.meta import digest
+from prfaas.workloads.meta import digest, selector_text
 
 log = logging.getLogger("prfaas.operator")
 
@@ -37,9 +38,9 @@ class Published:
     message: str = ""
 
 
-async def publish(world: World, pool: Pool, *, paused: bool) -> Published:
+async def publish(world: World, pool: Pool, groups: Iterable[Group], *, paused: bool) -> Published:
     """Makes the pool's document say what is so; `paused` only looks. Raises KubeError when endpoints cannot be read."""
-    document = pool_document(world.config.cluster_id, pool, await _slices(world, pool))
+    document = pool_document(world.config.cluster_id, pool, await _slices(world, pool), groups)
     count = len(document.endpoints)
     if paused:
         return Published(True, count)
@@ -97,7 +98,7 @@ def watch(world: World) -> Informer:
     return informer
 
 
-def pool_document(cluster_id: str, pool: Pool, slices: Iterable[Object]) -> PoolDocument:
+def pool_document(cluster_id: str, pool: Pool, slices: Iterable[Object], groups: Iterable[Group] = ()) -> PoolDocument:
     """What peers may know. A PDCluster's own prefill instances are not offered to them."""
     return PoolDocument(
         cluster_id=cluster_id,
@@ -107,6 +108,7 @@ def pool_document(cluster_id: str, pool: Pool, slices: Iterable[Object]) -> Pool
         generation=pool.metadata.generation,
         model=PublishedModel(name=pool.spec.model.name, revision=pool.spec.model.revision),
         compatibility_key=compatibility_key(pool.spec),
+        groups=tuple(groups),
         endpoints=_endpoints(slices) if isinstance(pool, PrfaaSCluster) else (),
     )
 
@@ -158,14 +160,16 @@ def _key_of(pool: Pool) -> Key:
 
 
 async def _slices(world: World, pool: Pool) -> list[Object]:
-    service = labels.role_service(pool.metadata.name, labels.ROLE_PREFILL)
-    found = await world.client.list(ENDPOINT_SLICE, pool.metadata.namespace, labels=f"{labels.SERVICE_NAME}={service}")
+    """Those of the prefill Services, which Kubernetes gives the Services' labels."""
+    marks = {labels.CLUSTER: pool.metadata.name, labels.KIND: pool.kind.lower(), labels.ROLE: labels.ROLE_PREFILL}
+    found = await world.client.list(ENDPOINT_SLICE, pool.metadata.namespace, labels=selector_text(marks))
     return found.items
 
 
 def _endpoints(slices: Iterable[Object]) -> tuple[PublishedEndpoint, ...]:
     found: dict[str, PublishedEndpoint] = {}
     for each in slices:
+        key = each["metadata"].get("labels", {}).get(labels.COMPATIBILITY_KEY)
         port = next((port["port"] for port in each.get("ports") or [] if port.get("name") == "http"), None)
         for endpoint in each.get("endpoints") or []:
             name = (endpoint.get("targetRef") or {}).get("name")
@@ -173,5 +177,7 @@ def _endpoints(slices: Iterable[Object]) -> tuple[PublishedEndpoint, ...]:
                 continue
             # Absent means ready (the API's rule).
             ready = (endpoint.get("conditions") or {}).get("ready") is not False
-            found[name] = PublishedEndpoint(name=name, address=endpoint["addresses"][0], port=port, ready=ready)
+            found[name] = PublishedEndpoint(
+                name=name, address=endpoint["addresses"][0], port=port, ready=ready, compatibility_key=key
+            )
     return tuple(found[name] for name in sorted(found))

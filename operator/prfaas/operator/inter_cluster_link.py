@@ -20,7 +20,7 @@ from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.apply import plan
 from prfaas.kube.errors import KubeError, NotFound
-from prfaas.kube.resources import ENDPOINT_SLICE, PD_CLUSTER, SECRET, SERVICE, Key, Object
+from prfaas.kube.resources import ENDPOINT_SLICE, PD_CLUSTER, PRFAAS_CLUSTER, SECRET, SERVICE, Key, Object
 from prfaas.links.assess import Assessment, assess
 from prfaas.links.document import LocalEnd
 from prfaas.links.mirror import mirrored_objects
@@ -39,7 +39,7 @@ async def reconcile(world: World, key: Key) -> Result:
     if live is None:
         world.peers.remove(key)
         world.secrets.forget(key)
-        await _wake_pools(world, key)
+        await _wake_pools(world, key, None)
         return Result()
     link = await parse(world, live, InterClusterLink)
     if link is None:
@@ -67,20 +67,27 @@ async def reconcile(world: World, key: Key) -> Result:
             cluster_id=assessment.cluster_id or (known.cluster_id if known else None),
             version=assessment.version or (known.version if known else None),
             lost_since=assessment.lost_since,
+            compatibility_key=assessment.compatibility_key if peer.read or known is None else known.compatibility_key,
+            groups=assessment.groups if peer.read or known is None else known.groups,
         ),
         credentials_expire_at=timestamp(peer.credentials_expire_at) if peer.credentials_expire_at else None,
         endpoints=wrote.endpoints,
     )
     observed = conditions(verdicts, link.metadata.generation, world.now())
     if await report(world, live, without_conditions(status), observed):
-        await _wake_pools(world, key)
+        await _wake_pools(world, key, link)
     if wrote.retry is not None and wrote.obstacle is None:
         raise wrote.retry
     return Result(wrote.again_after)
 
 
-async def _wake_pools(world: World, key: Key) -> None:
-    """Has the PDClusters looked at that name the link: it came, changed or went."""
+async def _wake_pools(world: World, key: Key, link: InterClusterLink | None) -> None:
+    """Has the PDClusters looked at that name the link, and the prefill pool that it joins: it came, changed or went."""
+    if link is None:
+        for pool in (await world.client.list(PRFAAS_CLUSTER, key.namespace)).items:
+            world.enqueue(key_for(PRFAAS_CLUSTER.kind, key.namespace, pool["metadata"]["name"]))
+    elif link.spec.local.kind == PRFAAS_CLUSTER.kind:
+        world.enqueue(key_for(PRFAAS_CLUSTER.kind, key.namespace, link.spec.local.name))
     for pool in (await world.client.list(PD_CLUSTER, key.namespace)).items:
         remotes = (pool.get("spec") or {}).get("remotePrefill") or []
         if any(remote.get("linkRef") == key.name for remote in remotes):
@@ -124,7 +131,6 @@ async def _mirror(world: World, link: InterClusterLink, assessment: Assessment) 
         owner.name,
         owner.namespace,
         assessment.mirror.endpoints,
-        compatibility_key=assessment.compatibility_key,
         owner_labels={**ours, labels.LABEL_NAME: f"{labels.PART_OF}-mirror", labels.LABEL_INSTANCE: owner.name},
         owner_reference=owner.reference,
     )
@@ -160,5 +166,5 @@ async def _local_end(world: World, link: InterClusterLink) -> LocalEnd | None:
     except (NotFound, ValidationError):
         return None
     assert isinstance(pool, PrfaaSCluster | PDCluster)
-    model = pool.spec.model
-    return LocalEnd(model=model.name, revision=model.revision, compatibility_key=compatibility_key(pool.spec))
+    model, keys = pool.spec.model, frozenset(group.compatibility_key for group in pool.status.groups)
+    return LocalEnd(model.name, model.revision, compatibility_key(pool.spec), keys)

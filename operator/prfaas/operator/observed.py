@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prfaas.api import labels
+from prfaas.api.group import Group
 from prfaas.kube.resources import Object
 from prfaas.workloads.assignment import Observed, instance_index
 
@@ -63,6 +64,23 @@ class Instances:
             child.revision == revisions.get(child.role) and role in (None, child.role) for child in self.children
         )
 
+    def groups(self) -> tuple[Group, ...]:
+        """The instances by compatibility key, in order of the keys."""
+
+        def count(key: str, role: str, *, ready: bool = False) -> int:
+            return sum((child.key, child.role) == (key, role) and (child.ready or not ready) for child in self.children)
+
+        return tuple(
+            Group(
+                compatibility_key=key,
+                prefill=count(key, labels.ROLE_PREFILL),
+                prefill_ready=count(key, labels.ROLE_PREFILL, ready=True),
+                decode=count(key, labels.ROLE_DECODE),
+                decode_ready=count(key, labels.ROLE_DECODE, ready=True),
+            )
+            for key in sorted({child.key for child in self.children if child.key})
+        )
+
     def draining(self, role: str | None = None) -> int:
         """Instances with a pod that is ending."""
         roles = {child.name: child.role for child in self.children}
@@ -108,6 +126,7 @@ def _observed(child: Object, index: int) -> Observed:
         role=template.get(labels.ROLE, ""),
         revision=template.get(labels.REVISION, ""),
         ready=_is_ready(child),
+        key=template.get(labels.COMPATIBILITY_KEY, ""),
         marked=(metadata.get("annotations") or {}).get(labels.REMOVE) == "true",
         going="deletionTimestamp" in metadata,
     )

@@ -29,18 +29,20 @@ from prfaas.kube.resources import (
     Key,
     Object,
 )
-from prfaas.operator import exchange, model_cache, pools
+from prfaas.operator import exchange, model_cache, pairing, pools
 from prfaas.operator.observed import Instances, routers
 from prfaas.operator.policy import policy_in, wanted_policy
 from prfaas.operator.report import read_conditions, report
 from prfaas.operator.verdicts import (
     conditions,
     pods_placed,
+    rolling,
     router_ready,
     router_synced,
     routers_complete,
     serving,
     summary,
+    while_rolling,
 )
 from prfaas.operator.warm_up import warm_up_seconds
 from prfaas.operator.world import Result, World
@@ -62,6 +64,7 @@ async def reconcile(world: World, key: Key) -> Result:
     live, cluster = opened
     spec, owner = cluster.spec, Owner.of(cluster)
     desired = counts(cluster)
+    links = await _links(world, cluster)
     cache = await model_cache.step(world, owner, spec, spec.pool.instances)
     took = await pools.take_step(
         world,
@@ -75,30 +78,38 @@ async def reconcile(world: World, key: Key) -> Result:
             wanted_policy(cluster, _committed(children), world.epoch, world.routers.newest(owner.uid)),
         ),
         kinds=(CONFIG_MAP, SERVICE_ACCOUNT, ROLE_BINDING),
+        pairing=lambda: pairing.of_pd_pool(world, cluster, links),
+        hold_rollout=cache.hold_rollout,
     )
     seen = took.children.instances
     frozen = spec.paused or took.step is None
-    published = await exchange.publish(world, cluster, paused=frozen)
+    published = await exchange.publish(world, cluster, seen.groups(), paused=frozen)
     pods, deployment = routers(took.children.pods), took.children.find(DEPLOYMENT, router_name(owner))
     addresses = [pod.address for pod in pods if pod.address]
     policy = _committed(took.children)
     synced = await world.routers.synchronise(policy, addresses, put=not frozen) if policy else frozenset()
 
-    links = await _links(world, cluster)
     placed = pods_placed(seen, spec, spec.pool.instances)
     ready = router_ready(pods, deployment, spec.router.replicas)
     acknowledged = router_synced(policy, pods, synced)
+    rolls = rolling(seen, took.step, read_conditions(live))
     needed = [
-        placed,
+        while_rolling(placed, rolls),
         cache.verdict,
-        serving(seen, took.step),
+        None if rolls else serving(seen, took.step),
         ready,
         routers_complete(pods, deployment, spec.router.replicas),
         acknowledged,
         missing_link(links),
     ]
     verdicts = [
-        *summary(needed, obstacle=took.obstacle or cache.obstacle, paused=spec.paused, draining=seen.draining() > 0),
+        *summary(
+            needed,
+            obstacle=took.obstacle or cache.obstacle,
+            paused=spec.paused,
+            draining=seen.draining() > 0,
+            rolls=rolls,
+        ),
         placed,
         cache.verdict,
         ready,
@@ -110,6 +121,7 @@ async def reconcile(world: World, key: Key) -> Result:
         instances=seen.count(),
         selector=pools.scale_selector(owner),
         compatibility_key=compatibility_key(spec),
+        groups=seen.groups(),
         roles=RolesStatus(
             prefill=_role(seen, took, labels.ROLE_PREFILL, desired),
             decode=_role(seen, took, labels.ROLE_DECODE, desired),
@@ -134,7 +146,7 @@ def counts(cluster: PDCluster) -> dict[str, int]:
 
 def build(cluster: PDCluster, step: Step, routers: RouterSettings, policy: RoutingPolicy) -> list[Object]:
     """The objects wanted after a step. Raises SpecError."""
-    return wanted.pd_cluster(Owner.of(cluster), cluster.spec, step.apply, routers, policy)
+    return wanted.pd_cluster(Owner.of(cluster), cluster.spec, step.apply, routers, policy, step.keys)
 
 
 def remote_prefill(cluster: PDCluster, links: Sequence[tuple[str, Object | None]]) -> Verdict:

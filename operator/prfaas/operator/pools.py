@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -34,6 +34,7 @@ from prfaas.workloads.assignment import Step, Wanted
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Owner, selector_text
 from prfaas.workloads.model import with_fetcher
+from prfaas.workloads.pairing import Pairing
 
 BASE_KINDS = (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET)
 OVERDUE_SECONDS = 60.0
@@ -120,17 +121,21 @@ def intend(
     spec: PoolSpec,
     counts: Mapping[str, int],
     build: Callable[[Children, Step], list[Object]],
+    *,
+    pairing: Pairing | None = None,
+    hold_rollout: bool = False,
 ) -> Intent:
     """The next step, and the objects wanted after it. Pure: `prfaas render` shows the same. Raises SpecError."""
     revisions = wanted.revisions(children.owner, spec)
-    step = next_step(children, spec, counts, revisions)
+    step = assignment.plan(
+        children.owner.name,
+        children.instances.children,
+        Wanted(counts, revisions),
+        spec.rollout.max_unavailable,
+        pairing=pairing,
+        hold=hold_rollout,
+    )
     return Intent(revisions, step, tuple(build(children, step)))
-
-
-def next_step(children: Children, spec: PoolSpec, counts: Mapping[str, int], revisions: Mapping[str, str]) -> Step:
-    """The instance plan's next step."""
-    target = Wanted(counts, revisions)
-    return assignment.plan(children.owner.name, children.instances.children, target, spec.rollout.max_unavailable)
 
 
 def difference(children: Children, objects: Iterable[Object], step: Step) -> Plan:
@@ -197,15 +202,19 @@ async def take_step(
     *,
     build: Callable[[Children, Step], list[Object]],
     kinds: Sequence[Resource] = (),
+    pairing: Callable[[], Awaitable[Pairing | None]] | None = None,
+    hold_rollout: bool = False,
 ) -> Took:
     """Reads the children, computes the next step, and writes what it wants unless the pool is paused.
 
     `build` is the pure function from children and step to the objects wanted; its SpecError becomes an obstacle, and
-    then nothing is written. Raises KubeError when the children cannot be read.
+    then nothing is written. `pairing` reads what a paired rollout goes by; while `hold_rollout`, no instance that runs
+    gets another template. Raises KubeError when the children cannot be read.
     """
     children = await read(world, owner, spec, kinds)
     try:
-        intent = intend(children, spec, counts, build)
+        paired = await pairing() if pairing is not None else None
+        intent = intend(children, spec, counts, build, pairing=paired, hold_rollout=hold_rollout)
     except SpecError as error:
         return Took(children, None, {}, spec_obstacle(error))
     if spec.paused:

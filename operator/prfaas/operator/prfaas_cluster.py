@@ -6,9 +6,9 @@ from prfaas.api import labels
 from prfaas.api.conditions import Reason, Type, Verdict
 from prfaas.api.prfaas_cluster import PrfaaSCluster, PrfaaSClusterStatus
 from prfaas.kube.resources import Key, Object
-from prfaas.operator import exchange, model_cache, pools
-from prfaas.operator.report import report
-from prfaas.operator.verdicts import conditions, pods_placed, serving, summary
+from prfaas.operator import exchange, model_cache, pairing, pools
+from prfaas.operator.report import read_conditions, report
+from prfaas.operator.verdicts import conditions, pods_placed, rolling, serving, summary, while_rolling
 from prfaas.operator.warm_up import warm_up_seconds
 from prfaas.operator.world import Result, World
 from prfaas.workloads import wanted
@@ -31,18 +31,22 @@ async def reconcile(world: World, key: Key) -> Result:
         spec,
         counts(cluster),
         build=lambda _children, step: build(cluster, step),
+        pairing=lambda: pairing.of_prefill_pool(world, cluster),
+        hold_rollout=cache.hold_rollout,
     )
     seen = took.children.instances
-    published = await exchange.publish(world, cluster, paused=spec.paused or took.step is None)
+    published = await exchange.publish(world, cluster, seen.groups(), paused=spec.paused or took.step is None)
 
     placed = pods_placed(seen, spec, spec.instances)
     shown = exported(published)
+    rolls = rolling(seen, took.step, read_conditions(live))
     verdicts = [
         *summary(
-            [placed, cache.verdict, serving(seen, took.step), shown],
+            [while_rolling(placed, rolls), cache.verdict, None if rolls else serving(seen, took.step), shown],
             obstacle=took.obstacle or cache.obstacle,
             paused=spec.paused,
             draining=seen.draining() > 0,
+            rolls=rolls,
         ),
         placed,
         cache.verdict,
@@ -56,6 +60,7 @@ async def reconcile(world: World, key: Key) -> Result:
         draining_instances=seen.draining(),
         selector=pools.scale_selector(owner),
         compatibility_key=compatibility_key(spec),
+        groups=seen.groups(),
         endpoints=published.endpoints,
         warm_up_seconds=warm_up_seconds(took.children.pods, spec, cluster.status.warm_up_seconds),
     )
@@ -72,7 +77,7 @@ def counts(cluster: PrfaaSCluster) -> dict[str, int]:
 
 def build(cluster: PrfaaSCluster, step: Step) -> list[Object]:
     """The objects wanted after a step. Raises SpecError."""
-    return wanted.prfaas_cluster(Owner.of(cluster), cluster.spec, step.apply)
+    return wanted.prfaas_cluster(Owner.of(cluster), cluster.spec, step.apply, step.keys)
 
 
 def exported(published: exchange.Published) -> Verdict:

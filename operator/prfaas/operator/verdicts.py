@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from prfaas.api.conditions import Condition, Reason, Type, Verdict, condition
+from prfaas.api.conditions import Condition, Reason, Type, Verdict, condition, find
+from prfaas.api.labels import ROLE_DECODE
 from prfaas.api.policy import RoutingPolicy
 from prfaas.api.pool import PoolSpec
 from prfaas.kube.errors import Forbidden, Invalid, KubeError, NameTaken, NotFound
 from prfaas.kube.resources import Object
 from prfaas.operator.observed import Instances, PodState, replica_failure
-from prfaas.workloads.assignment import Step
+from prfaas.workloads.assignment import Cause, Step
 from prfaas.workloads.errors import SpecError
 
 
@@ -59,6 +60,42 @@ def serving(instances: Instances, step: Step | None) -> Verdict | None:
     if starting:
         return Verdict(ready, False, Reason.STARTING, f"not ready: {', '.join(starting)}")
     return None
+
+
+def rolling(instances: Instances, step: Step | None, before: Sequence[Condition]) -> Verdict | None:
+    """What a rollout that leaves the pool serving does or waits for; None: there is none.
+
+    `before`: the conditions so far. They tell the last instance of a rollout, which is not ready yet, from one that is
+    not ready any more.
+    """
+    if step is None or not step.only_rolls or any(pod.broken for pod in instances.pods):
+        return None
+    decodes = any(child.role == ROLE_DECODE for child in instances.children)
+    if not instances.ready(ROLE_DECODE if decodes else None):
+        return None
+    kind, starting = Type.RECONCILING, sorted(child.name for child in instances.children if not child.ready)
+    moved = bool(step.roll or step.convert)
+    said = find(before, kind)
+    goes_on = said is not None and said.reason in (Reason.ROLLING_OUT.value, Reason.WAITING_FOR_PEER.value)
+    if not (moved or step.held or (goes_on and starting)):
+        return None
+    held = dict(sorted(step.held.items()))
+    peers = {name: why.peers for name, why in held.items() if why.cause is Cause.PEER}
+    if any(why.cause is Cause.MODEL for why in held.values()):
+        text = "no instance is changed before the model is on disk; see ModelCached"
+        return Verdict(kind, True, Reason.ROLLING_OUT, text)
+    if peers and not (moved or starting):
+        names = ", ".join(dict.fromkeys(name for each in peers.values() for name in each))
+        what = "a prefill instance of the new key is ready" if decodes else "its decode instances have the new key"
+        text = f"{', '.join(peers)}: keeps the old compatibility key until, at the other end of link {names}, {what}"
+        return Verdict(kind, True, Reason.WAITING_FOR_PEER, text)
+    text = f"not ready yet: {', '.join(starting)}" if starting else "instances get the new template one after the other"
+    return Verdict(kind, True, Reason.ROLLING_OUT, text)
+
+
+def while_rolling(placed: Verdict, rolls: Verdict | None) -> Verdict | None:
+    """`PodsPlaced` as far as it keeps a pool from being Ready: a rollout takes pods from their places for a moment."""
+    return None if rolls is not None and placed.reason is Reason.PROGRESSING else placed
 
 
 def router_ready(pods: Sequence[PodState], deployment: Object | None, replicas: int) -> Verdict:
@@ -114,9 +151,14 @@ def _router_trouble(kind: Type, pods: Sequence[PodState], deployment: Object | N
 
 
 def summary(
-    needed: Sequence[Verdict | None], *, obstacle: Obstacle | None, paused: bool, draining: bool = False
+    needed: Sequence[Verdict | None],
+    *,
+    obstacle: Obstacle | None,
+    paused: bool,
+    draining: bool = False,
+    rolls: Verdict | None = None,
 ) -> list[Verdict]:
-    """`Ready`, `Reconciling` and `Stalled`. `needed`: what must hold for Ready; None holds."""
+    """`Ready`, `Reconciling` and `Stalled`. `needed`: what must hold for Ready; None holds. `rolls`: from `rolling`."""
     if obstacle is not None:
         return [
             Verdict(Type.READY, False, obstacle.reason, obstacle.message),
@@ -133,6 +175,8 @@ def summary(
     )
     if paused:
         reconciling = Verdict(Type.RECONCILING, False, Reason.PAUSED, "spec.paused is true: nothing is changed")
+    elif unmet is None and rolls is not None:
+        reconciling = rolls
     elif unmet is not None or draining:
         waits = unmet or Verdict(Type.RECONCILING, True, Reason.PROGRESSING, "instances that left service are ending")
         reconciling = Verdict(Type.RECONCILING, True, waits.reason, waits.message)

@@ -92,6 +92,8 @@ class Step:
     roll: Mapping[str, Role] = field(default_factory=dict)
     keep: Mapping[str, Role] = field(default_factory=dict)
     held: Mapping[str, Hold] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+    """Compatibility keys that children had before the step."""
 
     @property
     def settled(self) -> bool:
@@ -166,6 +168,7 @@ def plan(
         roll={name: role for name, role in chosen.items() if name not in moves},
         keep={child.name: child.role for child in rest if child not in outdated},
         held=held,
+        keys=frozenset(child.key for child in observed if child.key),
     )
 
 

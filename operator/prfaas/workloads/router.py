@@ -53,7 +53,7 @@ def policy_config_map(owner: Owner, policy: RoutingPolicy) -> Object:
 
 def router_name(owner: Owner) -> str:
     """Name of the router's Deployment, Service and service account."""
-    return labels.role_service(owner.name, labels.ROLE_ROUTER)
+    return labels.role_name(owner.name, labels.ROLE_ROUTER)
 
 
 def _labels(owner: Owner) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""What stands in front of a role's instances: the headless Service and the disruption budget."""
+"""What stands in front of a role's instances: a headless Service for each compatibility key, and the disruption budget.
+
+Kubernetes copies a Service's labels to its EndpointSlices: so they say of what role and key the endpoints are, and
+whoever reads them never pairs two keys.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,16 @@ def role_selector(owner: Owner, role: str) -> dict[str, str]:
     return {**owner.selector, labels.ROLE: role}
 
 
-def role_service(owner: Owner, role: str, port: int) -> Object:
+def group_service(owner: Owner, role: str, key: str, port: int) -> Object:
     """Headless: routers read its EndpointSlices and choose the instance. `port` is the engine's HTTP port."""
+    marks = {labels.ROLE: role, labels.COMPATIBILITY_KEY: key}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": owner.metadata(labels.role_service(owner.name, role), owner.labels(role, **{labels.ROLE: role})),
+        "metadata": owner.metadata(labels.group_service(owner.name, role, key), owner.labels(role, **marks)),
         "spec": {
             "clusterIP": "None",
-            "selector": role_selector(owner, role),
+            "selector": {**owner.selector, **marks},
             "ports": [
                 {"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"},
                 {"name": "kv", "port": labels.PORT_KV, "targetPort": "kv", "protocol": "TCP"},
@@ -33,7 +38,7 @@ def disruption_budget(owner: Owner, role: str, max_unavailable: int) -> Object:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": owner.metadata(labels.role_service(owner.name, role), owner.labels(role, **{labels.ROLE: role})),
+        "metadata": owner.metadata(labels.role_name(owner.name, role), owner.labels(role, **{labels.ROLE: role})),
         "spec": {
             "maxUnavailable": max_unavailable,
             # A pod that is not ready serves nobody: it must not keep its node from being drained.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prfaas.api import labels
 from prfaas.api.pd_cluster import PDClusterSpec
@@ -10,11 +10,11 @@ from prfaas.api.policy import RoutingPolicy
 from prfaas.api.pool import PoolSpec
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.workloads import router
-from prfaas.workloads.engine import check, engine_of
+from prfaas.workloads.engine import check, compatibility_key, engine_of
 from prfaas.workloads.instance import child, revision
 from prfaas.workloads.meta import Object, Owner
 from prfaas.workloads.router import RouterSettings
-from prfaas.workloads.services import disruption_budget, role_service
+from prfaas.workloads.services import disruption_budget, group_service
 
 PREFILL_ONLY = (labels.ROLE_PREFILL,)
 BOTH_ROLES = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
@@ -31,9 +31,14 @@ def roles_of(spec: PoolSpec) -> tuple[str, ...]:
     return BOTH_ROLES if isinstance(spec, PDClusterSpec) else PREFILL_ONLY
 
 
-def prfaas_cluster(owner: Owner, spec: PrfaaSClusterSpec, instances: Mapping[str, str]) -> list[Object]:
-    """Objects of a prefill pool, in the order to apply them. `instances`: name -> role. Raises SpecError."""
-    return [*_fronts(owner, spec), *_children(owner, spec, instances)]
+def prfaas_cluster(
+    owner: Owner, spec: PrfaaSClusterSpec, instances: Mapping[str, str], keys: Iterable[str] = ()
+) -> list[Object]:
+    """Objects of a prefill pool, in the order to apply them. `instances`: name -> role. Raises SpecError.
+
+    `keys`: compatibility keys that instances have now, beside the one that the spec asks for.
+    """
+    return [*_fronts(owner, spec, keys), *_children(owner, spec, instances)]
 
 
 def pd_cluster(
@@ -42,23 +47,26 @@ def pd_cluster(
     instances: Mapping[str, str],
     settings: RouterSettings,
     policy: RoutingPolicy,
+    keys: Iterable[str] = (),
 ) -> list[Object]:
     """Objects of a PD pool, in the order to apply them. `instances`: name -> role. Raises SpecError.
 
-    The policy comes before the routers that wait for it.
+    `keys`: compatibility keys that instances have now, beside the one that the spec asks for. The policy comes before
+    the routers that wait for it.
     """
     return [
-        *_fronts(owner, spec),
+        *_fronts(owner, spec, keys),
         *_children(owner, spec, instances),
         router.policy_config_map(owner, policy),
         *router.objects(owner, spec, settings),
     ]
 
 
-def _fronts(owner: Owner, spec: PoolSpec) -> list[Object]:
+def _fronts(owner: Owner, spec: PoolSpec, keys: Iterable[str]) -> list[Object]:
     fronts = []
     for role in roles_of(spec):
-        fronts.append(role_service(owner, role, engine_of(spec, role).port))
+        port = engine_of(spec, role).port
+        fronts += [group_service(owner, role, key, port) for key in sorted({compatibility_key(spec), *keys})]
         fronts.append(disruption_budget(owner, role, spec.rollout.max_unavailable))
     return fronts
 
