@@ -14,6 +14,8 @@ from prfaas.api.inter_cluster_link import InterClusterLink
 from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.api.profile import kv_byte_scale
+from prfaas.workloads import strategic
+from prfaas.workloads.engine import check, compatibility_key, warnings
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "manifests" / "samples"
@@ -30,6 +32,28 @@ def test_a_sample_is_valid(path: str) -> None:
     sample = document(path)
     sample["metadata"]["namespace"] = "prfaas"  # as its kustomization sets it
     KINDS[sample["kind"]].model_validate(sample)
+
+
+def pool(path: str, *patches: str) -> PrfaaSCluster | PDCluster:
+    """A pool of the samples with patches over it, as kustomize merges them."""
+    merged = document(path)
+    for patch in patches:
+        merged = strategic.merge(merged, document(patch), "sample")
+    merged["metadata"]["namespace"] = "prfaas"
+    return PrfaaSCluster.model_validate(merged) if path.startswith("east") else PDCluster.model_validate(merged)
+
+
+@pytest.mark.parametrize("patches", [(), ("demo/{}/engine.yaml",)], ids=["real", "demo"])
+def test_both_ends_can_use_each_others_kv_cache_and_nothing_is_warned_of(patches: tuple[str, ...]) -> None:
+    ends = [
+        pool(path, *(patch.format(path.partition("/")[0]) for patch in patches))
+        for path in ("east/prfaascluster.yaml", "west/pdcluster.yaml")
+    ]
+
+    for end in ends:
+        check(end.spec)
+        assert warnings(end.spec) == ()
+    assert len({compatibility_key(end.spec) for end in ends}) == 1
 
 
 @pytest.mark.parametrize(("side", "link"), [("east", "east/link.yaml"), ("west", "west/link.yaml")])

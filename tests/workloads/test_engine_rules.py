@@ -5,12 +5,15 @@ The wrong specs and their refusals are in wrong_specs.yaml; run this file to wri
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prfaas.workloads import wanted
 from prfaas.workloads.engine import check, warnings
@@ -166,6 +169,63 @@ def test_each_role_may_have_a_kv_transfer_config_of_its_own() -> None:
     }
 
     check(pd_pool({"roles": roles}).spec)
+
+
+NAMES = (
+    *("containers", "name", "env", "value", "valueFrom", "lifecycle", "preStop", "sleep", "seconds", "exec", "args"),
+    *("readinessProbe", "startupProbe", "periodSeconds", "failureThreshold", "resources", "limits", "nvidia.com/gpu"),
+    *("terminationGracePeriodSeconds", "hostNetwork", "enableServiceLinks", "volumes", "$patch"),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 100) | st.sampled_from(["engine", "delete", "", "8", "PYTHONPATH"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+containers = st.dictionaries(st.sampled_from(NAMES), json_values, max_size=5).map(
+    lambda each: {**each, "name": "engine"}
+)
+words = st.text(max_size=8) | st.sampled_from(
+    [
+        *(
+            "--kv-transfer-config",
+            "--kv-events-config={}",
+            "--kv-events-config",
+            "[]",
+            "{}",
+            "-sc.a.b=1",
+            "-sc.a",
+            "--",
+        ),
+        *(
+            "--block-size",
+            "x",
+            "-5",
+            "--config",
+            "--attention-config.backend",
+            "--attention-config",
+            "-ac",
+            "--spec-model",
+        ),
+        *("--kv-transfer-config.a", "--attention-backend=", "--host", "--speculative-config", "null", "="),
+    ]
+)
+
+
+@given(
+    st.lists(words, max_size=6),
+    st.dictionaries(st.sampled_from(NAMES), json_values, max_size=4)
+    | containers.map(lambda each: {"containers": [each]}),
+    st.sampled_from(["VLLM", "SGLang"]),
+)
+@settings(deadline=None, max_examples=200)
+def test_whatever_a_spec_says_the_rules_have_an_answer(args: list[str], template: dict[str, Any], engine: str) -> None:
+    parsed = pd_pool(
+        {"engine": {"args": args, "kind": engine}, "podTemplate": {"spec": template}, "router": {"replicas": 0}}
+    )
+
+    warnings(parsed.spec)
+    with contextlib.suppress(SpecError):
+        wanted.revisions(Owner.of(parsed), parsed.spec)
 
 
 if __name__ == "__main__":
