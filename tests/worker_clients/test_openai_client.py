@@ -116,6 +116,22 @@ def test_several_prompts_in_one_request(client: Client) -> None:
     assert [choice["text"] for choice in answer["choices"]] == expected
 
 
+def test_the_usage_tells_what_the_prefix_cache_did(client: Client) -> None:
+    asked = [{"role": "user", "content": "Something that nobody said before. " * 9}]
+    tokens = count_tokens(chat_prompt(asked))
+    whole = tokens // 16 * 16
+    assert tokens % 16, "the last block is not whole"
+
+    def details() -> tuple[int, int]:
+        told = chat(client, messages=asked)["usage"]["prompt_tokens_details"]
+        return told["cached_tokens"], told["created_cache_tokens"]
+
+    assert [details(), details()] == [(0, whole), (whole, 0)]
+    answer = client.value("responses.create", model=MODEL, input=asked[0]["content"], max_output_tokens=4)
+    told = answer["usage"]["input_tokens_details"]
+    assert (told["cached_tokens"], told["cache_write_tokens"]) == (whole, 0)
+
+
 def test_a_stop_string(client: Client) -> None:
     words = expected_text(PROMPT, 12, model=MODEL).split()
     answer = completion(client, stop=[f" {words[4]}"])

@@ -41,9 +41,9 @@ class Head:
     fingerprint: str | None
 
 
-def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """The usage object. `cached`: tokens for prompt_tokens_details, None where the flag is off."""
-    details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
+def usage(prompt: int, completion: int, cached: int | None = None, created: int | None = None) -> dict[str, Any]:
+    """The usage object. `cached`: tokens for prompt_tokens_details, None where the flag is off; `created`: chat's."""
+    details = {"cached_tokens": cached, "created_cache_tokens": created, "multimodal_tokens": None}
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,

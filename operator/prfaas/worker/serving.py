@@ -226,11 +226,23 @@ class Serving:
     def usage(self, run: Run, *, details: bool) -> dict[str, Any]:
         """Over all choices; the prompt counts once per prompt."""
         asked = run.asked
-        cached: int | None = None
+        cached, created = None, None
         if details and self.config.prompt_tokens_details:
-            last = run.generations[-1]
-            cached = last.cached_tokens if asked.reported_cached is None else asked.reported_cached
-        return usage(sum(asked.prompt_tokens), sum(each.sequence.generated for each in run.generations), cached)
+            cached = self.cached_tokens(run)
+            created = self.created_cache_tokens(run) if asked.chat else None
+        generated = sum(each.sequence.generated for each in run.generations)
+        return usage(sum(asked.prompt_tokens), generated, cached, created)
+
+    def cached_tokens(self, run: Run) -> int:
+        """Prompt tokens that were not computed for this request, here or, where the prefill worker told, there."""
+        told = run.asked.reported_cached
+        return run.generations[-1].cached_tokens if told is None else told
+
+    def created_cache_tokens(self, run: Run) -> int:
+        """Prompt tokens that this request added to the prefix cache: whole blocks that were not in it."""
+        last = run.generations[-1]
+        whole = last.sequence.prompt_tokens // self.config.block_size * self.config.block_size
+        return max(0, whole - last.cached_tokens) if self.config.prefix_caching else 0
 
     def metrics(self, run: Run) -> dict[str, Any] | None:
         """`--enable-per-request-metrics`, where they are one generation's."""

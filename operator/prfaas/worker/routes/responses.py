@@ -125,13 +125,23 @@ class Responses:
         } | given
 
     def _finished(self, shown: dict[str, Any], run: Run, text: str, reason: str, item: str) -> dict[str, Any]:
-        counted = self._serving.usage(run, details=True)
-        details = counted["prompt_tokens_details"] or {"cached_tokens": 0}
+        counted = self._serving.usage(run, details=False)
+        # Details are there without the flag; turns are counted only where tools run, so their lists are empty.
         usage = {
             "input_tokens": counted["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": details["cached_tokens"]},
+            "input_tokens_details": {
+                "cached_tokens": self._serving.cached_tokens(run),
+                "cache_write_tokens": self._serving.created_cache_tokens(run),
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
             "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
             "total_tokens": counted["total_tokens"],
         }
         ended = {"stop": "completed", "abort": "cancelled"}.get(reason, "incomplete")
