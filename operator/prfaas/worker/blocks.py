@@ -93,8 +93,8 @@ class BlockPool:
         fresh = min(count - again, self.total - self._untouched)
         blocks.extend(range(self._untouched, self._untouched + fresh))
         self._touch(fresh)
-        for _ in range(count - again - fresh):
-            blocks.append(self._evict())
+        if len(blocks) < count:
+            blocks.extend(self._evict(count - len(blocks)))
         if self.watcher is not None:
             self.watcher.taken(blocks)
         return blocks
@@ -178,22 +178,34 @@ class BlockPool:
             if key:
                 self.register(block, key)
 
-    def _evict(self) -> int:
-        block = self._first
-        self._leave_line(block)
-        key = self._keys[block]
-        slot, following = key & (len(self._table) - 1), self._next
-        at = self._table[slot]
-        if at == block:
-            self._table[slot] = following[block]
+    def _evict(self, count: int) -> Blocks:
+        """The first so many blocks of the line, which are found no more."""
+        keys, after, following, table = self._keys, self._after, self._next, self._table
+        mask = len(table) - 1
+        evicted, block = no_blocks(), self._first
+        for _ in range(count):
+            key = keys[block]
+            slot = key & mask
+            at = table[slot]
+            if at == block:
+                table[slot] = following[block]
+            else:
+                while following[at] != block:
+                    at = following[at]
+                following[at] = following[block]
+            keys[block] = 0
+            evicted.append(block)
+            if self.on_evict is not None:
+                self.on_evict(block, key)
+            behind, after[block] = after[block], _IN_USE
+            block = behind
+        self._first = block
+        if block == NONE:
+            self._last = NONE
         else:
-            while following[at] != block:
-                at = following[at]
-            following[at] = following[block]
-        self._keys[block] = 0
-        if self.on_evict is not None:
-            self.on_evict(block, key)
-        return block
+            self._before[block] = NONE
+        self._findable -= count
+        return evicted
 
     def _leave_line(self, block: int) -> None:
         before, after = self._before[block], self._after[block]
