@@ -73,6 +73,7 @@ class Asked:
     prompt_logprobs: int | None = None
     return_ids: bool = False
     reports_found: bool = False
+    session_id: str | None = None
     """`vllm_xargs.kv_cache_report_mode` is `full`: KV events also tell of blocks that were found."""
     ids_as_tokens: bool = False
     """`return_tokens_as_token_ids`: tokens in log probabilities are `token_id:N`."""
@@ -259,6 +260,7 @@ def _request(
         prompt_logprobs=prompt_logprobs,
         return_ids=bool(_optional(fields, "return_token_ids", bool)),
         reports_found=(_optional(fields, "vllm_xargs", dict) or {}).get("kv_cache_report_mode") == "full",
+        session_id=_optional(fields, "session_id", str),
         ids_as_tokens=bool(_optional(fields, "return_tokens_as_token_ids", bool)),
     )
 

@@ -109,7 +109,8 @@ class Serving:
         if self.paused:
             self.engine.release_refused(asked.kv_params)
             raise paused()
-        asked = replace(asked, priority=self._priority(http, asked.priority))
+        session = asked.session_id or http.headers.get("X-Session-ID")
+        asked = replace(asked, priority=self._priority(http, asked.priority), session_id=session)
         generations: list[Generation] = []
         try:
             for number, prompt in enumerate(asked.prompts):
@@ -276,6 +277,7 @@ class Serving:
             lora=self.adapters.get(asked.adapter),
             reads_cache=asked.prompt_logprobs is None,
             reports_found=asked.reports_found,
+            session_id=asked.session_id,
             parent=parent,
         )
 
