@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from prfaas.workloads import wanted
 from prfaas.workloads.engine import check, warnings
+from prfaas.workloads.engines import flags, vllm_rules
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.meta import Owner
 from tests.workloads.pools import pd_pool, pool, prefill_pool
@@ -154,6 +155,22 @@ def test_a_spec_that_says_what_shapes_kv_cache_gets_no_warning(kind: str) -> Non
 )
 def test_what_is_right_is_let_through(spec: dict[str, Any]) -> None:
     check(prefill_pool(spec).spec)
+
+
+@pytest.mark.parametrize("flag", sorted(flags.removed()))
+def test_every_flag_that_is_gone_is_refused(flag: str) -> None:
+    with pytest.raises(SpecError, match=r"vLLM 0\.33 has no"):
+        check(prefill_pool({"engine": {"args": [flag, "1"]}}).spec)
+
+
+@pytest.mark.parametrize("flag", sorted({*vllm_rules.FIELDS, *vllm_rules.BREAKS} - {"--enable-prefix-caching"}))
+def test_every_flag_that_parts_prefill_and_decode_is_refused_under_all_its_names(flag: str) -> None:
+    names = [name for name, option in flags._options().items() if option.flag == flag and not option.negated]
+    assert names
+
+    for name in (*names, *(name.replace("-", "_").replace("__", "--") for name in names if name.startswith("--"))):
+        with pytest.raises(SpecError):
+            check(prefill_pool({"engine": {"args": [name, "1"]}}).spec)
 
 
 @pytest.mark.parametrize("engine", [{"kind": "SGLang"}, {"connector": "Mooncake"}, {"tls": {"secretName": "tls"}}])
