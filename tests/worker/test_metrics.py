@@ -119,8 +119,7 @@ def test_types_labels_and_buckets_are_vllms() -> None:
 def test_histograms_of_transfers_and_created_gauges() -> None:
     """Times end at 5 s and bytes begin at 2 KiB: sums are exact, quantiles of slow lines are not."""
     made = metrics("nixl")
-    made.xfer_time.observe(60)
-    made.xfer_bytes.observe(2 * 2**30)
+    made.of("nixl_xfer_time_seconds").observe(60)
     assert value(made, "vllm:nixl_xfer_time_seconds_bucket", le="5.0") == 0
     assert value(made, "vllm:nixl_xfer_time_seconds_sum") == 60
     bounds = [
@@ -202,7 +201,7 @@ def test_without_stats_only_the_server_is_measured() -> None:
     made = complete(metrics("nixl", stats=False))
     made.finished("stop")
     made.rejected("max_num_queued_reqs")
-    made.xfer_time.observe(1)
+    made.of("nixl_xfer_time_seconds").observe(1)
     assert set(shown(made)) == {name for name in LISTED if name.startswith("http_")}
 
 

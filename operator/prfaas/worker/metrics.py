@@ -129,12 +129,8 @@ class Metrics:
             ("direction",),
             registry=self.registry,
         )
-        self.xfer_time, self.xfer_bytes = self.of("nixl_xfer_time_seconds"), self.of("nixl_bytes_transferred")
-        self.descriptors = self.of("nixl_num_descriptors")
-        self.failed_transfers = self.of("nixl_num_failed_transfers")
-        self.failed_notifications = self.of("nixl_num_failed_notifications")
-        self.expired = self.of("nixl_num_kv_expired_reqs")
-        self.after_expiry = self.of("nixl_num_notifications_after_expiry")
+        connector = "mooncake" if "mooncake" in self._conditions else "nixl"
+        self.failed_transfers = self.of(f"{connector}_num_failed_transfers")
 
         self._http: tuple[Any, ...] = tuple(
             self._families[f"http_{name}"]
