@@ -283,6 +283,6 @@ async def test_a_large_cache_crosses_on_several_lanes() -> None:
             registry = connector(east)._bootstrap._registry
             registry._addresses = dict.fromkeys(registry._addresses, f"tcp://127.0.0.1:{relay.port}")
             legs = prefill(east), west.complete(PROMPT, 20, kv_transfer_params=source(east))
-            _, (status, body) = await asyncio.gather(*legs)
+            _, (status, body) = [*await asyncio.gather(*legs)]
         assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
         assert relay.seen.count(Kind.LANE) == 3

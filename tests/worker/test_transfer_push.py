@@ -227,7 +227,7 @@ async def test_blocks_of_an_aborted_decode_leg_come_back_on_both_sides(when: str
                 await asyncio.Event().wait()
                 await take_in(*given)
 
-            transfers._take_in = hold  # type: ignore[method-assign]  # a decode worker that is slow to take
+            transfers._take_in = hold  # type: ignore[method-assign, assignment]  # a decode worker that is slow to take
             prefill = asyncio.create_task(leg(east, ASKED, 1))
             await held.wait()
             await prefill
@@ -270,6 +270,6 @@ async def test_a_large_cache_is_written_on_several_lanes() -> None:
         async with relaying(connector(west).port) as relay:
             connector(west).port = relay.port
             legs = leg(west, source(east), 20), leg(east, ASKED, 1)
-            (status, body), _ = await asyncio.gather(*legs)
+            (status, body), _ = [*await asyncio.gather(*legs)]
         assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
         assert relay.seen.count(Kind.LANE) == 3

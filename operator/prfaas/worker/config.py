@@ -14,6 +14,7 @@ from prfaas.api.profile import Profile, positive
 from prfaas.worker.blocks import BlockPool
 from prfaas.worker.events import EventsConfig
 from prfaas.worker.exposed import CACHE_ATTRIBUTES, Exposed
+from prfaas.worker.faults import Faults
 from prfaas.worker.frontend import FrontEnd
 from prfaas.worker.hashing import Algorithm
 
@@ -118,6 +119,8 @@ class WorkerConfig:
     """vLLM's default on H100, H200 and H20."""
     chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    faults: Faults | None = None
+    """Faults in force from the start; None: none can be asked for."""
     kv_events: EventsConfig | None = None
     """None: nothing is published."""
     exposed: Exposed = field(default_factory=Exposed)

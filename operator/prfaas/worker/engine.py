@@ -18,6 +18,7 @@ from prfaas.worker.blocks import BlockPool
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.events import Publisher
+from prfaas.worker.faults import FaultBox
 from prfaas.worker.generation import LONGEST_NATURAL, Ask, Generation
 from prfaas.worker.hashing import Chain, Hasher, whole_tokens
 from prfaas.worker.kv.connector import Services
@@ -71,7 +72,8 @@ class Engine:
             chunk_tokens=config.max_num_batched_tokens if config.chunked_prefill else None,
             by_priority=config.scheduling_policy == "priority",
         )
-        self.transfers = connector(Services(config, clock, self.pool, self.metrics, self))
+        self.faults = FaultBox(config.faults)
+        self.transfers = connector(Services(config, clock, self.pool, self.metrics, self.faults, self))
         self._generations: dict[Sequence, Generation] = {}
         self._prefill_tokens = 0
         self._draining = False

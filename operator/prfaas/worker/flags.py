@@ -16,6 +16,8 @@ from prfaas.worker.commandline.checks import BLOCK_SIZES, transfer_config
 from prfaas.worker.config import VLLM_VERSION, WorkerConfig
 from prfaas.worker.events import EventsConfig
 from prfaas.worker.exposed import read_exposed
+from prfaas.worker.faults import FaultError, Faults
+from prfaas.worker.faults import parse as parse_faults
 from prfaas.worker.frontend import read_front_end
 from prfaas.worker.kv.settings import draft_model, read_kv_transfer
 
@@ -67,6 +69,7 @@ def read_config(args: argparse.Namespace, environment: Mapping[str, str]) -> Wor
         model=args.model,
         profile=find_profile(args.profile),
         served_names=tuple(args.served_model_name or ()),
+        faults=read_faults(args),
         kv_transfer=read_kv_transfer(transfer_config(args), environment),
         hybrid_manager=not args.disable_hybrid_kv_cache_manager,
         draft_model=draft_model(args.speculative_config),
@@ -89,6 +92,18 @@ def read_kv_events(fields: Mapping[str, Any] | None, environment: Mapping[str, s
     int_hashes = environment.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1").strip().lower() in ("1", "true")
     given = {key: value for key, value in fields.items() if value is not None}
     return EventsConfig(**given, int_hashes=int_hashes)
+
+
+def read_faults(args: argparse.Namespace) -> Faults | None:
+    """`--enable-faults` and `--faults`: None where none may be asked for."""
+    if not args.enable_faults:
+        if args.faults is not None:
+            raise FlagError("--faults: only together with --enable-faults")
+        return None
+    try:
+        return parse_faults(args.faults or "", at_start=True)
+    except FaultError as error:
+        raise FlagError(f"--faults: {error}") from error
 
 
 def find_profile(name: str) -> Profile:

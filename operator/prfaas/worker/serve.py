@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import ssl
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from prfaas.worker import supervisor
 from prfaas.worker.clock import Clock, MonotonicClock
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.engine import Engine
+from prfaas.worker.faulty import FaultyServer
 from prfaas.worker.http import Api
 from prfaas.worker.tls import keep_fresh, server_context
 
@@ -35,6 +37,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, clock: Clock | None = None) -> None:
         self.config = config
         self.engine = Engine(config, clock or MonotonicClock())
+        self._faulty = None if config.faults is None else FaultyServer(self.engine, os._exit)
         self._runner: web.AppRunner | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self.port = config.port
@@ -46,9 +49,14 @@ class Worker:
         """
         front = self.config.front
         tls = server_context(front.tls) if front.tls is not None else None
+        if self._faulty is not None:
+            await self._faulty.loading()
         await self.engine.start()
+        application = Api(self.engine).application()
+        if self._faulty is not None:
+            self._faulty.install(application)
         self._runner = web.AppRunner(
-            Api(self.engine).application(),
+            application,
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=self.config.keep_alive_seconds,
@@ -70,6 +78,8 @@ class Worker:
 
     async def shutdown(self) -> None:
         """Drain for `--shutdown-timeout`, then end what is left with `abort`, answered before the sockets close."""
+        if self._faulty is not None:
+            self._faulty.stop()
         await self.engine.drain(self.config.shutdown_timeout)
         if self._refreshing is not None:
             self._refreshing.cancel()

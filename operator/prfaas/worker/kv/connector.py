@@ -7,19 +7,21 @@ here or will not come.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prfaas.worker.blocks import BlockPool
+from prfaas.worker.blocks import BlockPool, no_blocks
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import KVTransfer, WorkerConfig
+from prfaas.worker.faults import FaultBox, KVFault, asked_for
 from prfaas.worker.generation import Generation
 from prfaas.worker.kv.lanes import Cache, Outgoing
 from prfaas.worker.kv.leases import Lease, LeaseTable
 from prfaas.worker.kv.params import Nowhere
-from prfaas.worker.kv.payload import payload_bytes
+from prfaas.worker.kv.payload import chunks_of, payload_bytes
 from prfaas.worker.kv.pull import Reader
 from prfaas.worker.kv.serve import KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError
@@ -52,6 +54,7 @@ class Services:
     clock: Clock
     pool: BlockPool
     metrics: Metrics
+    faults: FaultBox
     owner: Owner
 
 
@@ -123,6 +126,8 @@ class Networked(Connector):
         self.transfer = transfer
         self.leases = LeaseTable(keep_seconds / services.config.time_scale)
         self._background: set[asyncio.Task[None]] = set()
+        self._faulty: dict[str, KVFault] = {}
+        """By request id: prefills under way whose transfer is to fail."""
         self.measured = Measured(services.metrics, "mooncake" if transfer.mode == "mooncake" else "nixl")
         self.reader = Reader(
             clock=services.clock,
@@ -163,12 +168,52 @@ class Networked(Connector):
     def outgoing(self, lease: Lease, request_id: str) -> Outgoing:
         """A transfer of a cache that is kept here, under the name that its reader knows."""
 
-        async def check(_: int) -> None:
+        cache = self.cache(self.transfer.engine_id, request_id, lease.tokens)
+        fault = lease.fault or self.services.faults.current.kv
+        last = chunks_of(cache.size) - 1
+
+        async def check(index: int) -> bool:
             if lease.ended:
                 # Freed under the reader: it must not get a whole cache out of blocks that are another's now.
                 raise WireError("its lease ended during the transfer")
+            if fault is None or index < last:
+                return False
+            self.services.faults.note("kv")
+            if fault == "stall":
+                await asyncio.Event().wait()
+            if fault == "cut":
+                raise WireError("it was asked to break")
+            return fault == "corrupt"
 
-        return Outgoing(self.cache(self.transfer.engine_id, request_id, lease.tokens), lease.state, check)
+        return Outgoing(cache, reused(lease.state) if fault == "wrong" else lease.state, check)
+
+    def keep(self, generation: Generation) -> None:
+        """The prefill of this request is for others."""
+        generation.sequence.holds_kv = True
+        if (fault := asked_for.get().kv) is not None:
+            self._faulty[generation.sequence.request_id] = fault
+
+    def lease(self, generation: Generation, name: str, now: float, digest: str = "") -> Lease:
+        """Take over the blocks of a prefill that ended, under the name by which they will be asked for."""
+        sequence = generation.sequence
+        blocks, sequence.blocks = sequence.blocks, no_blocks()
+        lease = Lease(
+            request_id=name,
+            state=generation.state,
+            tokens=sequence.prompt_tokens,
+            blocks=digest,
+            deadline=now + self.leases.duration,
+            free=lambda: self.services.pool.give_back(blocks),
+            fault=self._faulty.pop(sequence.request_id, None),
+        )
+        self.leases.grant(lease)
+        return lease
+
+    def abandon(self, generation: Generation) -> None:
+        """See Connector."""
+        self._faulty.pop(generation.sequence.request_id, None)
+        if generation.fetch is not None:
+            generation.fetch.cancel()
 
     async def send_on_request(self, connection: Connection, server: KVServer, outgoing: Outgoing) -> None:
         """A transfer that a reader asked for on this connection; it may join more of them. WireError if it broke."""
@@ -208,6 +253,11 @@ class Networked(Connector):
 
     async def _fetch(self, generation: Generation) -> None:
         raise NotImplementedError
+
+
+def reused(state: bytes) -> bytes:
+    """What lies in blocks that were given to another request since."""
+    return hashlib.sha256(b"reused\0" + state).digest()
 
 
 async def _for_ever() -> None:

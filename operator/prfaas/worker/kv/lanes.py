@@ -45,9 +45,9 @@ def lanes_for(size: int, limit: int) -> int:
 
 
 class Outgoing:
-    """The sending half. `check` is awaited before each chunk: WireError if the cache may not be sent any longer."""
+    """The sending half. `check` is awaited before each chunk: True to damage it, WireError to send no more."""
 
-    def __init__(self, cache: Cache, state: bytes, check: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, cache: Cache, state: bytes, check: Callable[[int], Awaitable[bool]]) -> None:
         self.cache, self.token = cache, secrets.token_hex(8)
         self._payload = PayloadWriter(state, cache.request_id, cache.size)
         self._chunks = enumerate(self._payload)
@@ -91,8 +91,8 @@ class Outgoing:
 
     async def _carry(self, connection: Connection) -> None:
         for index, chunk in self._chunks:
-            await self._check(index)
-            connection.send(Kind.DATA, index.to_bytes(_INDEX_BYTES, "big") + chunk)
+            sent = _damaged(chunk) if await self._check(index) else chunk
+            connection.send(Kind.DATA, index.to_bytes(_INDEX_BYTES, "big") + sent)
             await connection.drain()
         connection.send(Kind.END, b"")
         await connection.drain()
@@ -139,6 +139,10 @@ class Incoming:
                 return
             self._reader.feed(int.from_bytes(body[:_INDEX_BYTES], "big"), body[_INDEX_BYTES:])
             self.chunks += 1
+
+
+def _damaged(chunk: bytes) -> bytes:
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
 
 
 def started(body: bytes, expected: int, tokens: int) -> str:

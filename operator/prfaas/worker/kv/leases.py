@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.worker.faults import KVFault
+
 HEARTBEATS_PER_LEASE = 6
 EXTENSION = 2 / 3
 _REMEMBERED = 4096
@@ -36,6 +38,8 @@ class Lease:
     deadline: float
     free: Callable[[], None]
     """Gives the blocks back."""
+    fault: KVFault | None = None
+    """What becomes of its transfer, on request."""
     taken: bool = False
     pinned: bool = False
     """Being written to its reader: does not end by time."""

@@ -12,7 +12,6 @@ import logging
 from collections import OrderedDict
 from typing import Any
 
-from prfaas.worker.blocks import no_blocks
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
 from prfaas.worker.kv.bootstrap import BootstrapError, BootstrapServer, find, register
@@ -82,18 +81,17 @@ class Mooncake(Networked):
                 log.warning("request %s: kv_transfer_params without transfer_id: KV is not kept", sequence.request_id)
                 return
             self._names[sequence.request_id] = transfer_id
-            sequence.holds_kv = True
+            self.keep(generation)
 
     def abandon(self, generation: Generation) -> None:
         """See Connector."""
         transfer_id = self._names.pop(generation.sequence.request_id, None)
         if transfer_id is not None:
             self._lose(transfer_id, "the prefill was aborted")
-        fetch = generation.fetch
-        if fetch is not None:
-            if not fetch.done() and isinstance(generation.remote, RemoteTransfer):
-                self.in_background(self._tell_released(generation.remote))
-            fetch.cancel()
+        waits = generation.fetch is not None and not generation.fetch.done()
+        super().abandon(generation)
+        if waits and isinstance(generation.remote, RemoteTransfer):
+            self.in_background(self._tell_released(generation.remote))
 
     def refused(self, params: dict[str, Any] | None) -> None:
         """See Connector."""
@@ -111,23 +109,12 @@ class Mooncake(Networked):
         """See Connector."""
         sequence = generation.sequence
         transfer_id = self._names.pop(sequence.request_id)
-        blocks, sequence.blocks = sequence.blocks, no_blocks()
+        lease = self.lease(generation, transfer_id, now)
         if generation.end_reason != "length":
             log.warning("request %s ended by %s: KV is not kept", sequence.request_id, generation.end_reason)
-            self._lose(transfer_id, "the prefill did not end by length")
+            self._lost[transfer_id] = "the prefill did not end by length"
         if transfer_id in self._lost:
-            self.services.pool.give_back(blocks)
-            return
-        self.leases.grant(
-            Lease(
-                request_id=transfer_id,
-                state=generation.state,
-                tokens=sequence.prompt_tokens,
-                blocks="",
-                deadline=now + self.leases.duration,
-                free=lambda: self.services.pool.give_back(blocks),
-            )
-        )
+            self.leases.end(lease.request_id, "released")
         self._wake()
 
     # The decode worker.

@@ -9,10 +9,9 @@ import asyncio
 import logging
 from typing import Any
 
-from prfaas.worker.blocks import no_blocks
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
-from prfaas.worker.kv.connector import Networked, Services
+from prfaas.worker.kv.connector import Networked, Services, reused
 from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseError
 from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
 from prfaas.worker.kv.peers import Peers, TransferError
@@ -60,13 +59,12 @@ class NixlPull(Networked):
         elif params and params.get("do_remote_decode"):
             if not self.transfer.produces:
                 raise ParamsError("do_remote_decode sent to a kv_consumer")
-            sequence.holds_kv = True
+            self.keep(generation)
 
     def abandon(self, generation: Generation) -> None:
         """See Connector."""
         pulling = generation.fetch is not None and not generation.fetch.done()
-        if generation.fetch is not None:
-            generation.fetch.cancel()
+        super().abandon(generation)
         if pulling and isinstance(generation.remote, RemoteBlocks):
             self.in_background(self._tell_released(generation.remote))
 
@@ -88,17 +86,7 @@ class NixlPull(Networked):
         """See Connector."""
         sequence = generation.sequence
         shown = self.shown_blocks(generation)
-        blocks, sequence.blocks = sequence.blocks, no_blocks()
-        self.leases.grant(
-            Lease(
-                request_id=sequence.request_id,
-                state=generation.state,
-                tokens=sequence.prompt_tokens,
-                blocks=blocks_digest(shown),
-                deadline=now + self.leases.duration,
-                free=lambda: self.services.pool.give_back(blocks),
-            )
-        )
+        self.lease(generation, sequence.request_id, now, blocks_digest(shown))
         generation.kv_params = RemoteBlocks(
             engine_id=self.transfer.engine_id,
             request_id=sequence.request_id,
@@ -150,9 +138,7 @@ class NixlPull(Networked):
                         raise WireError("second PULL on one connection")
                     if fields.get("tp") != self._server.identity.tp_size:
                         raise LeaseError("mismatch", f"this engine has not {fields.get('tp')} tensor parallel ranks")
-                    lease = self.leases.take(
-                        request_id, fields.get("blocks"), fields.get("tokens"), services.clock.now()
-                    )
+                    lease = self._take(request_id, fields.get("blocks"), fields.get("tokens"))
                     sending = asyncio.create_task(self._send(connection, lease))
                 elif kind in (Kind.DONE, Kind.RELEASE):
                     self._end(request_id, "used" if kind is Kind.DONE else "released")
@@ -162,6 +148,18 @@ class NixlPull(Networked):
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
+
+    def _take(self, request_id: str, blocks: object, tokens: object) -> Lease:
+        """The lease that a reader asks for; on request also one that is over, with what lies in its blocks now."""
+        faults = self.services.faults
+        try:
+            return self.leases.take(request_id, blocks, tokens, self.services.clock.now())
+        except LeaseError as error:
+            stale = error.reason in ("used", "expired") and faults.current.stale_kv
+            if not stale or not isinstance(tokens, int):
+                raise
+        faults.note("stale-kv")
+        return Lease(request_id, reused(request_id.encode()), tokens, str(blocks), float("inf"), free=lambda: None)
 
     async def _receive(self, connection: Connection) -> tuple[Kind, bytes] | None:
         """The next frame; a reader that is gone without a word (a cut line) is dropped when its beats stay out."""
@@ -177,6 +175,6 @@ class NixlPull(Networked):
     def _end(self, request_id: str, how: str) -> None:
         if self.leases.end(request_id, how):
             self.services.owner.wake()
-        elif how == "used" and self.leases.ending(request_id) == "expired":
-            log.error("request %s was read after its lease had ended", request_id)
+        elif how == "used" and self.leases.ending(request_id) is not None:
+            log.error("request %s was read after its blocks had been freed", request_id)
             self.measured.after_expiry.inc()

@@ -14,13 +14,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.worker.blocks import no_blocks
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
 from prfaas.worker.kv.connector import Networked, Services
 from prfaas.worker.kv.lanes import Incoming, Outgoing, all_of, lanes_for, started
 from prfaas.worker.kv.leases import Lease, LeaseError
-from prfaas.worker.kv.params import ParamsError, RemoteBlocks, RemoteWriter, blocks_digest, pushed_params
+from prfaas.worker.kv.params import ParamsError, RemoteBlocks, RemoteWriter, pushed_params
 from prfaas.worker.kv.payload import PayloadError
 from prfaas.worker.kv.peers import HANDSHAKE_SECONDS, Peer, Peers, TransferError
 from prfaas.worker.kv.serve import Identity, KVServer
@@ -89,31 +88,21 @@ class NixlPush(Networked):
         elif params and params.get("do_remote_decode"):
             if not self.transfer.produces:
                 raise ParamsError("do_remote_decode sent to a kv_consumer")
-            sequence.holds_kv = True
+            self.keep(generation)
 
     def abandon(self, generation: Generation) -> None:
         """See Connector."""
         request_id, fetch = generation.sequence.request_id, generation.fetch
-        if fetch is None:
-            return
-        if not fetch.done() and request_id in self._awaited and isinstance(generation.remote, RemoteWriter):
+        waits = fetch is not None and not fetch.done()
+        super().abandon(generation)
+        if waits and request_id in self._awaited and isinstance(generation.remote, RemoteWriter):
             self.in_background(self._withdraw(request_id, generation.remote))
-        fetch.cancel()
 
     def grant(self, generation: Generation, now: float) -> None:
         """See Connector."""
         sequence = generation.sequence
         shown = self.shown_blocks(generation)
-        blocks, sequence.blocks = sequence.blocks, no_blocks()
-        lease = Lease(
-            request_id=sequence.request_id,
-            state=generation.state,
-            tokens=sequence.prompt_tokens,
-            blocks=blocks_digest(shown),
-            deadline=now + self.leases.duration,
-            free=lambda: self.services.pool.give_back(blocks),
-        )
-        self.leases.grant(lease)
+        lease = self.lease(generation, sequence.request_id, now)
         generation.kv_params = pushed_params(
             RemoteBlocks(
                 engine_id=self.transfer.engine_id,
