@@ -1,8 +1,8 @@
 """How much of vLLM the worker emulates: every entry of the facts, and what the registries say of it.
 
-The registries are `tests/worker/coverage/*.yaml`: entry -> `emulated`, or `not emulated: REASON`. What an entry is called
-here follows from the facts alone, so that none can be left out. `python -m tests.vllm.coverage` prints the shares, and
-with the name of a registry the entries that it lacks.
+The registries are `tests/worker/coverage/*.yaml`: entry -> `emulated`, or `not emulated: REASON`. What an entry is
+called here follows from the facts alone, so that none can be left out. `python -m tests.vllm.coverage` prints the
+shares, and with the name of a registry the entries that it lacks.
 """
 
 from __future__ import annotations
