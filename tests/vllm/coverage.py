@@ -7,6 +7,7 @@ shares, and with the name of a registry the entries that it lacks.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -100,6 +101,7 @@ class Coverage:
         return f"{self.name:12} {len(self.emulated):4} of {self.total:4} emulated, {self.share:6.1%}"
 
 
+@functools.cache
 def coverage(name: str) -> Coverage:
     """Reads one registry."""
     file = REGISTRIES / f"{name}.yaml"
