@@ -57,7 +57,7 @@ async def bench(apiserver: ApiServer, client: Hand, namespace: str) -> AsyncIter
         yield each
 
 
-async def publish(bench: Bench, addresses: dict[str, str], *, ready: bool = True) -> None:
+async def publish(bench: Bench, addresses: dict[str, str], *, unready: str = "") -> None:
     """What the endpoints controller would show of east's pods; then east publishes it."""
     spec = (await bench.own("PrfaaSCluster", "east"))["spec"]
     key = compatibility_key(PrfaaSClusterSpec.model_validate(spec))
@@ -78,7 +78,11 @@ async def publish(bench: Bench, addresses: dict[str, str], *, ready: bool = True
         "addressType": "IPv4",
         "ports": [{"name": "http", "port": 8000}, {"name": "kv", "port": 5600}],
         "endpoints": [
-            {"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"kind": "Pod", "name": name}}
+            {
+                "addresses": [address],
+                "conditions": {"ready": name != unready},
+                "targetRef": {"kind": "Pod", "name": name},
+            }
             for name, address in addresses.items()
         ],
     }
@@ -161,6 +165,25 @@ async def test_the_pd_pool_is_told_and_says_that_remote_prefill_is_there(bench: 
     assert key_for("PDCluster", bench.namespace, "west") in bench.enqueued
     await bench.settle("PDCluster", "west")
     assert (await bench.conditions("PDCluster", "west"))["RemotePrefillAvailable"] == ("True", "Available")
+
+
+async def test_an_instance_that_becomes_ready_at_the_peer_has_the_pool_looked_at(bench: Bench) -> None:
+    await bench.edit("PDCluster", "west", {"remotePrefill": [{"linkRef": "to-east", "initialThreshold": 100}]})
+    both = {"east-0-pod": "10.1.0.1", "east-1-pod": "10.1.0.2"}
+    await publish(bench, both, unready="east-1-pod")
+    await joined(bench)
+    await bench.settle(KIND, "to-east")
+    before = (await bench.own(KIND, "to-east"))["status"]
+    await publish(bench, both)
+
+    async def followed() -> bool:
+        bench.enqueued.clear()
+        await bench.run(KIND, "to-east")
+        return await mirrored(bench) == {"10.1.0.1": True, "10.1.0.2": True}
+
+    await eventually(followed)
+    assert (await bench.own(KIND, "to-east"))["status"] == before, "the slices alone tell"
+    assert key_for("PDCluster", bench.namespace, "west") in bench.enqueued
 
 
 async def test_another_model_is_not_mirrored(bench: Bench) -> None:

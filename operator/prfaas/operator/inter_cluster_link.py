@@ -74,7 +74,8 @@ async def reconcile(world: World, key: Key) -> Result:
         endpoints=wrote.endpoints,
     )
     observed = conditions(verdicts, link.metadata.generation, world.now())
-    if await report(world, live, without_conditions(status), observed):
+    # Which endpoints are ready is in the slices alone.
+    if await report(world, live, without_conditions(status), observed) or wrote.changed:
         await _wake_pools(world, key, link)
     if wrote.retry is not None and wrote.obstacle is None:
         raise wrote.retry
@@ -107,6 +108,7 @@ class _Wrote:
     def __init__(self, objects: Iterable[Object]) -> None:
         slices = [obj for obj in objects if obj["kind"] == ENDPOINT_SLICE.kind]
         self.endpoints = sum(len(each.get("endpoints") or []) for each in slices)
+        self.changed = False
         self.obstacle: Obstacle | None = None
         self.retry: KubeError | None = None
         self.again_after: float | None = None
@@ -138,6 +140,7 @@ async def _mirror(world: World, link: InterClusterLink, assessment: Assessment) 
         wanted = []
     outcome = await world.appliers[owner.kind].execute(plan(current, wanted), owner=ours)
     wrote = _Wrote(outcome.after(current).values())
+    wrote.changed = bool(outcome.created or outcome.applied or outcome.deleted)
     wrote.obstacle = write_obstacle(outcome.failed.values())
     wrote.retry = next(iter(outcome.failed.values()), None)
     wrote.again_after = OBSTACLE_SECONDS if wrote.obstacle else None
