@@ -184,13 +184,18 @@ class Stack:
         return found
 
     def not_ready(self) -> list[str]:
-        """What keeps the samples from being Ready, one text per object; empty when all are."""
+        """What keeps the samples from being Ready and as specified, one text per object; empty when all are."""
         problems = []
         for datacenter in self.names:
             for item in self.objects(datacenter, KINDS):
                 state = condition(item, "Ready")
-                if state.get("status") != "True" or state.get("observedGeneration") != item["metadata"]["generation"]:
-                    reason = state.get("reason", "not seen by the operator yet")
+                if state.get("status") == "True":
+                    # A pool stays Ready while a rollout goes on.
+                    on_its_way = condition(item, "Reconciling")
+                    state = on_its_way if on_its_way.get("status") == "True" else state
+                seen = state.get("observedGeneration") == item["metadata"]["generation"]
+                if not seen or (state["type"], state["status"]) != ("Ready", "True"):
+                    reason = state.get("reason", "") if seen else "not seen by the operator yet"
                     problems.append(f"{datacenter} {item['kind']} {item['metadata']['name']}: {reason}")
         return problems
 
@@ -284,11 +289,14 @@ class Stack:
 
     def routable(self, role: str) -> int:
         """Local instances of a role that west's router may choose now, by the picker's own gauge."""
+        gauge = rf'^prfaas_router_endpoints{{link="",role="{role}",state="ready"}} (\S+)$'
+        return int(float(re.findall(gauge, self.router_metrics(), re.MULTILINE)[0]))
+
+    def router_metrics(self) -> str:
+        """The picker's metrics, of west's router."""
         router = self.objects("west", "pods", "-l", f"{labels.ROLE}=router")[0]["metadata"]["name"]
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{router}:{labels.PORT_ROUTER_ADMIN}/proxy/metrics"
-        text = self.datacenters.kubectl("west", "get", "--raw", path)
-        gauge = rf'^prfaas_router_endpoints{{link="",role="{role}",state="ready"}} (\S+)$'
-        return int(float(re.findall(gauge, text, re.MULTILINE)[0]))
+        return self.datacenters.kubectl("west", "get", "--raw", path)
 
     def kv_sent(self, datacenter: str) -> dict[str, float]:
         """KV bytes that each prefill pod of a datacenter says it has sent, by pod."""

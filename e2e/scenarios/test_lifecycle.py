@@ -81,8 +81,8 @@ def test_one_more_prefill_instance_converts_exactly_one_child_in_place(stack: St
 @pytest.mark.parametrize(
     ("datacenter", "kind", "name", "child"),
     [
-        ("east", "PrfaaSCluster", "h200", "service/h200-prefill"),
-        ("west", "PDCluster", "h20", "service/h20-decode"),
+        ("east", "PrfaaSCluster", "h200", "poddisruptionbudget/h200-prefill"),
+        ("west", "PDCluster", "h20", "poddisruptionbudget/h20-decode"),
         ("west", "InterClusterLink", "east", "service/east-remote-prefill"),
     ],
 )
