@@ -22,6 +22,9 @@ SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 pytestmark = pytest.mark.apiserver
 
 PD_WITH_LINK = PD_CLUSTER | {"remotePrefill": [{"linkRef": "east", "initialThreshold": 4_000}]}
+FETCHED = {"name": "org/model", "source": "hf://org/model"}
+CLAIM = {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}
+OWN = {"cache": {"ephemeral": {"sizeLimit": "10Gi"}}}
 
 
 @pytest.fixture
@@ -45,7 +48,10 @@ def installation(namespace: str) -> list[str]:
     [
         ("PrfaaSCluster", PRFAAS_CLUSTER, prfaas_cluster.reconcile),
         ("PDCluster", PD_WITH_LINK, pd_cluster.reconcile),
+        ("PrfaaSCluster", PRFAAS_CLUSTER | {"model": FETCHED | CLAIM}, prfaas_cluster.reconcile),
+        ("PDCluster", PD_CLUSTER | {"model": FETCHED | OWN}, pd_cluster.reconcile),
     ],
+    ids=["prefill pool", "pd pool", "model on a claim", "model in the pods"],
 )
 async def test_the_reconcile_writes_what_render_prints(
     kind: str,

@@ -12,6 +12,7 @@ from e2e.apiserver import ApiServer, AuditEvent
 from prfaas.kube.resources import (
     CONFIG_MAP,
     DEPLOYMENT,
+    JOB,
     POD,
     POD_DISRUPTION_BUDGET,
     ROLE_BINDING,
@@ -28,7 +29,7 @@ from prfaas.operator.world import KINDS, Result, World, key_for
 from prfaas.workloads.router import RouterSettings
 from tests.hand import Hand
 
-CHILDREN = (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET, CONFIG_MAP, SERVICE_ACCOUNT, ROLE_BINDING)
+CHILDREN = (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET, CONFIG_MAP, JOB, SERVICE_ACCOUNT, ROLE_BINDING)
 
 PRFAAS_CLUSTER: Object = {
     "model": {"name": "example/model"},

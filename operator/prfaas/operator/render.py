@@ -7,9 +7,10 @@ from prfaas.api.pd_cluster import PDCluster
 from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.kube.apply import plan
 from prfaas.kube.resources import Object
-from prfaas.operator import exchange, pd_cluster, pools, prfaas_cluster
+from prfaas.operator import exchange, model_cache, pd_cluster, pools, prfaas_cluster
 from prfaas.operator.config import Config
 from prfaas.operator.policy import wanted_policy
+from prfaas.workloads import model
 from prfaas.workloads.meta import Owner
 
 FIRST_EPOCH = 1
@@ -30,5 +31,9 @@ def fresh(pool: PrfaaSCluster | PDCluster, config: Config) -> list[Object]:
             lambda _, step: pd_cluster.build(pool, step, config.routers, policy),
         )
     published = exchange.pool_document(config.cluster_id, pool, ())
-    objects = [*intent.objects, exchange.config_map(config.exchange_namespace, published)]
+    # Of a cache on the nodes' disks the Jobs follow the instances: where those will be, nobody knows yet.
+    places = model_cache.places(pool.spec, (), ())
+    fetches = [model.job(children.owner, pool.spec, place, config.fetcher) for place in places]
+    children_wanted = model.with_fetcher(intent.objects, config.fetcher)
+    objects = [*fetches, *children_wanted, exchange.config_map(config.exchange_namespace, published)]
     return [step.wanted for step in plan((), objects).create]
