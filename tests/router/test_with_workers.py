@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,8 @@ from tests.worker.rig import MODEL, Client, config, serving
 pytestmark = pytest.mark.envoy
 
 
-def endpoint(client: Client) -> Endpoint:
-    return Endpoint("127.0.0.1", client.worker.port)
+def endpoint(client: Client, key: str | None = None) -> Endpoint:
+    return Endpoint("127.0.0.1", client.worker.port, compatibility_key=key)
 
 
 async def test_every_token_is_right_whatever_way_it_took(router: Rig) -> None:
@@ -40,6 +41,34 @@ async def test_every_token_is_right_whatever_way_it_took(router: Rig) -> None:
         assert min(pulled) > 0
     await router.idle()
     assert router.samples("prfaas_router_prefill_seconds_count") == {("", "ok"): 10, (LINK, "ok"): 10}
+
+
+async def test_two_cache_types_serve_side_by_side_and_would_fail_if_they_were_mixed(router: Rig) -> None:
+    """Engines compare cache types when they first meet: that no request fails proves that no pair was mixed."""
+    old, new = (replace(config("kv_producer"), kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    decode_old, decode_new = (replace(config("kv_consumer"), kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    async with serving(old, new, old, decode_old, decode_new) as (here, here_new, there, d_old, d_new):
+
+        async def ask(count: int) -> list[Outcome]:
+            target = Target(router.envoy.url, MODEL, MODEL)
+            asks = [
+                Ask(at=0.0, prompt_tokens=tokens, output_tokens=6, prompt=text(f"ask {number}", tokens))
+                for number, tokens in enumerate([10, 300] * (count // 2))
+            ]
+            return await asyncio.gather(*(send(router.session, target, each) for each in asks))
+
+        decodes = (endpoint(d_old, "old"), endpoint(d_new, "new"))
+        await router.use((endpoint(here, "old"), endpoint(here_new, "new")), decodes, (endpoint(there, "old"),))
+        outcomes = await ask(20)
+        assert [outcome.error for outcome in outcomes if outcome.error] == []
+        assert {outcome.decision.partition("; reason")[0] for outcome in outcomes} == {
+            "local; key=old",
+            "local; key=new",
+            f"remote; link={LINK}; key=old",
+        }
+        # The same instances, with nothing that tells them apart.
+        await router.use((endpoint(here),), (endpoint(d_new),))
+        assert all(outcome.error for outcome in await ask(4))
 
 
 async def test_chat_and_what_the_worker_refuses(router: Rig) -> None:
