@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,16 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_pair() -> int:
+    """The first of two neighbouring ports that nobody listens on now, below those that the kernel hands out."""
+    for port in range(20_000, 30_000, 2):
+        with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no two ports are free")
 
 
 @asynccontextmanager
@@ -114,3 +125,66 @@ async def test_wrong_values_exit_with_2() -> None:
         error = await said(running, "error")
         assert "--kv-byte-scale must be a finite number above 0, got 0.0" in error
         assert await running.wait() == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "status"),
+    [
+        (["m", "--profile", "H20x8", "--swap-space", "4"], "unrecognized arguments: --swap-space 4", 2),
+        (["m"], "the following arguments are required: --profile", 2),
+        (["m", "--profile", "H20x8", "--kv-cache-dtype", "foo"], "--kv-cache-dtype: unknown value 'foo'", 1),
+        (["/nowhere", "--profile", "H20x8"], "Invalid repository ID or local directory specified: '/nowhere'", 1),
+        (["m", "--profile", "H20x8", "--config", "none.yaml"], "Unable to read the config file at none.yaml", 1),
+    ],
+)
+async def test_exit_statuses_are_vllms(flags: list[str], words: str, status: int) -> None:
+    async with process(*flags) as running:
+        assert words in await said(running, words)
+        assert await running.wait() == status
+
+
+async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with process(*flags(tmp_path, taken.getsockname()[1])) as running:
+            await said(running, "address already in use")
+            assert await running.wait() == 1
+
+
+async def test_a_further_node_serves_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    given = [*flags(tmp_path, port), "--headless", "--nnodes", "2", "--node-rank", "1"]
+    async with process(*given) as running:
+        await said(running, "headless: a further node of an instance serves nothing")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+
+
+async def test_a_model_on_disk_is_served_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "org--model" / "main"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    port = free_port()
+    given = [str(folder), *flags(tmp_path, port)[1:], "--served-model-name", "org/model"]
+    async with process(*given) as running, aiohttp.ClientSession() as session:
+        await said(running, f"serving on port {port}")
+        async with session.get(f"http://127.0.0.1:{port}/v1/models") as response:
+            (model,) = (await response.json())["data"]
+        assert (model["id"], model["root"]) == ("org/model", str(folder))
+
+
+async def test_a_server_per_rank_and_their_supervisor(tmp_path: Path) -> None:
+    first = free_pair()
+    health = free_port()
+    given = [*flags(tmp_path, first), "--data-parallel-multi-port-external-lb", "-dp", "2"]
+    given += ["--data-parallel-size-local", "2", "--data-parallel-supervisor-port", str(health)]
+    async with process(*given) as running, aiohttp.ClientSession() as session:
+        await said(running, f"serving on port {first}, {first + 1}")
+        for port, path in ((first, "/health"), (first + 1, "/health"), (health, "/ready")):
+            async with session.get(f"http://127.0.0.1:{port}{path}") as response:
+                assert response.status == 200
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 30) == 0

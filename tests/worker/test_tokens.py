@@ -106,6 +106,7 @@ async def test_a_rendered_request_generates_what_the_chat_would_say() -> None:
         _, by_messages = await client.post("/v1/messages/render", {"messages": CHAT, "max_tokens": 3})
         _, by_response = await client.post("/v1/responses/render", {"input": PROMPT, "max_output_tokens": 3})
         assert by_messages["token_ids"] == by_response["token_ids"] == rendered["token_ids"]
+        wrong: Any
         for wrong in (None, {"choices": []}, {"choices": [{}]}):
             assert (await client.post("/v1/completions/derender", {"generate_response": wrong}))[0] == 400
 
