@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.cli.main import main
 from prfaas.worker.oracle import expected_text
 from tests.worker.rig import profile
 
@@ -137,10 +138,13 @@ async def test_wrong_values_exit_with_2() -> None:
         (["m", "--profile", "H20x8", "--config", "none.yaml"], "Unable to read the config file at none.yaml", 1),
     ],
 )
-async def test_exit_statuses_are_vllms(flags: list[str], words: str, status: int) -> None:
-    async with process(*flags) as running:
-        assert words in await said(running, words)
-        assert await running.wait() == status
+def test_exit_statuses_are_vllms(flags: list[str], words: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        ended: object = main(["worker", "serve", *flags])
+    except SystemExit as exited:
+        ended = exited.code
+    assert ended == status
+    assert words in capsys.readouterr().err
 
 
 async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path) -> None:
