@@ -13,6 +13,7 @@ stands in for each. Real are vLLM's code up to the model, pydantic, and the smal
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import importlib
@@ -185,6 +186,7 @@ class RealParser:
             with contextlib.redirect_stderr(said):
                 parsed = self._parser.parse_args(["serve", *words])
             values = plain(vars(parsed))
+            parsed = copy.deepcopy(parsed)  # defaults are objects that every parse shares, and vLLM changes them
             self._command.validate(parsed)
             self._command.cmd(parsed)
             configured = self._configure(self._arguments.AsyncEngineArgs.from_cli_args(parsed), parsed.headless)

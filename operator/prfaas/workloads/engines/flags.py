@@ -8,6 +8,7 @@ and as a path into a JSON flag (`--kv-transfer-config.kv_port 1`). A rule about 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -96,7 +97,9 @@ def read(words: Sequence[str]) -> Reading:
             stray.append(word)
             continue
         written, equals, value = word.partition("=")
-        name, dot, key = written.partition(".")
+        if re.match("-O.", written) and not equals:  # -O3
+            written, equals, value = "-O", "=", word[2:]
+        name, dot, key = ("--optimization-level" if written == "-O" else written).partition(".")
         option = find(name)
         takes = "*" if option is None else "1" if dot else option.takes
         values = [value] if equals else []
