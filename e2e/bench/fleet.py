@@ -14,7 +14,8 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,16 @@ SETTLING_SECONDS = 40.0
 MAX_CORES = 0.8
 
 
+class AnswerError(Exception):
+    """A request did not end as it should; the message says how."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """One request. Seconds of the clock."""
+    """One request: seconds of the clock to its first token, and what is wrong with it ("": nothing)."""
 
     first_token: float
-    right: bool
+    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,9 @@ class Measured:
         return sum(map(sum, self.cpu.values())) / self.wall
 
     @property
-    def wrong(self) -> int:
-        """Answers that were not what the model says."""
-        return sum(not outcome.right for outcome in self.outcomes)
+    def wrong(self) -> Counter[str]:
+        """Requests that failed, or whose answer is not what the model says, by what happened."""
+        return Counter(outcome.wrong for outcome in self.outcomes if outcome.wrong)
 
     @property
     def kept(self) -> bool:
@@ -83,7 +88,8 @@ class Measured:
         lines = [
             f"12 workers, time 1:{self.scales.time:g}, KV bytes 1:{1 / self.scales.kv_bytes:,.0f}: "
             f"{self.requests / self.wall:.2f} requests/s over {self.wall:.0f} s, {len(self.outcomes)} answers, "
-            f"{self.wrong} wrong; first token after {first[len(first) // 2]:.1f} s (p50, modelled)",
+            f"{self.wrong.total()} wrong; first token after {first[len(first) // 2]:.1f} s (p50, modelled)",
+            *(f"{number} times: {what}" for what, number in self.wrong.most_common()),
             "",
             "| workers | cores together | tokens/s together | MB each, under load |",
             "| --- | --- | --- | --- |",
@@ -111,7 +117,7 @@ class Measured:
             "requests_per_second": round(self.requests / self.wall, 2),
             "megabytes": {name: round(max(each), 1) for name, each in self.megabytes.items()},
             "answers": len(self.outcomes),
-            "wrong": self.wrong,
+            "wrong": dict(self.wrong),
             "ttft_p50_modelled_seconds": round(statistics.median(first) * self.scales.time, 2),
             "others_cores": round(self.others, 2),
         }
@@ -129,37 +135,47 @@ class Driver:
     busy: Counter[Process] = field(default_factory=Counter)
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def _pool(self, name: str) -> Process:
-        return min((worker for worker in self.workers if worker.name == name), key=lambda worker: self.busy[worker])
-
     async def request(self, ask: Ask) -> None:
         """Both legs of one request, its answer verified."""
         began = time.monotonic()
         leg = {"prompt": ask.prompt, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-        prefill = self._pool("prefill H200" if ask.prompt_tokens > THRESHOLD_TOKENS else "prefill H20")
-        self.busy[prefill] += 1
-        async with self.session.post(f"{prefill.url}/v1/completions", json=leg) as response:
-            response.raise_for_status()
-            params = (await response.json())["kv_transfer_params"]
-        self.busy[prefill] -= 1
-        asked = {"prompt": ask.prompt, "max_tokens": ask.output_tokens, "stream": True, "kv_transfer_params": params}
-        decode = self._pool("decode H20")
-        self.busy[decode] += 1
-        first, parts = 0.0, []
-        async with self.session.post(f"{decode.url}/v1/completions", json=asked) as response:
-            response.raise_for_status()
-            async for part in response.content.iter_any():
-                first = first or time.monotonic() - began
-                parts.append(part)
-        self.busy[decode] -= 1
-        text = streamed_text(b"".join(parts))
-        self.outcomes.append(Outcome(first, text == expected_text(ask.prompt, ask.output_tokens, model=MODEL)))
+        asked = {"prompt": ask.prompt, "max_tokens": ask.output_tokens, "stream": True}
+        first = 0.0
+        try:
+            async with self._at("prefill H200" if ask.prompt_tokens > THRESHOLD_TOKENS else "prefill H20", leg) as one:
+                params = (await one.json())["kv_transfer_params"]
+            parts = []
+            async with self._at("decode H20", asked | {"kv_transfer_params": params}) as two:
+                async for part in two.content.iter_any():
+                    first = first or time.monotonic() - began
+                    parts.append(part)
+            right = streamed_text(b"".join(parts)) == expected_text(ask.prompt, ask.output_tokens, model=MODEL)
+            self.outcomes.append(Outcome(first, "" if right else "another text"))
+        except (AnswerError, aiohttp.ClientError) as error:
+            self.outcomes.append(Outcome(first, f"{type(error).__name__}: {error}"))
+
+    @asynccontextmanager
+    async def _at(self, pool: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        worker = min((each for each in self.workers if each.name == pool), key=lambda each: self.busy[each])
+        self.busy[worker] += 1
+        try:
+            async with self.session.post(f"{worker.url}/v1/completions", json=body) as response:
+                if response.status != 200:
+                    raise AnswerError(f"{pool}: {response.status} {(await response.text())[:200]}")
+                yield response
+        finally:
+            self.busy[worker] -= 1
 
 
 def streamed_text(body: bytes) -> str:
-    """The text of a streamed completion."""
-    events = (line[6:] for line in body.split(b"\n\n") if line.startswith(b"data: {"))
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    """The text of a streamed completion. Raises AnswerError where the stream holds an error, or was cut."""
+    events = body.split(b"\n\n")
+    if events[-2:] != [b"data: [DONE]", b""]:
+        raise AnswerError("the stream was cut")
+    parsed = [json.loads(line.removeprefix(b"data: ")) for line in events[:-2]]
+    if errors := [event["error"] for event in parsed if "error" in event]:
+        raise AnswerError(f"in the stream: {errors[0]}")
+    return "".join(event["choices"][0]["text"] for event in parsed)
 
 
 async def measure(folder: Path, seconds: float, scales: Scales, rate: float = REQUESTS_PER_SECOND) -> Measured:
@@ -168,8 +184,10 @@ async def measure(folder: Path, seconds: float, scales: Scales, rate: float = RE
     count = round((settling + seconds) * rate * scales.time * 1.3)
     asks = from_paper(count, rate=rate * scales.time, output_tokens=OUTPUT_TOKENS)
     timeout = aiohttp.ClientTimeout(total=None)
+    # vLLM closes a connection that is idle for five seconds: what is kept for less is never closed while it is used.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
     async with (
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         engines(folder, FLEET, scales) as workers,
     ):
         driver = Driver(session, workers)
@@ -205,7 +223,7 @@ async def measure(folder: Path, seconds: float, scales: Scales, rate: float = RE
 
 
 async def _arrive(driver: Driver, asks: Sequence[Ask]) -> None:
-    """Every request at its time; the first that fails ends the bench."""
+    """Every request at its time."""
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for ask in asks:

@@ -132,7 +132,7 @@ async def measure(folder: Path, streams: int, seconds: float, time_scale: float,
     """One worker of each kind."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with (
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3), timeout=timeout) as session,
         engines(folder, PAIR, Scales(time_scale, KV_BYTE_SCALE)) as workers,
     ):
         east, west = workers
