@@ -1,6 +1,6 @@
 """A place that models come from, for tests: it answers as Hugging Face does and as S3 does, slowly if told to.
 
-In one file and on aiohttp alone, so that it also runs in a pod: `python3 model_source.py --megabytes 40 --rate 1000000`.
+In one file and on aiohttp alone, so that it also runs in a pod: `python3 model_source.py --megabytes 40 --rate 1e6`.
 It counts every byte of content that it sends: what is sent twice was not resumed.
 """
 
@@ -65,7 +65,11 @@ class ModelSource:
     page: int = 1000
     """Entries in one answer to a listing."""
     redirect: str | None = None
-    """Where files really are: another base URL of this same server."""
+    """Where files really are: the base URL of another source with the same files."""
+    redirect_query: str = ""
+    """What is signed of such a URL."""
+    silent: int = 0
+    """So many of the next answers with content never begin."""
     faults: list[Fault] = field(default_factory=list)
     """Asked first; an answer stands."""
     lies: dict[str, bytes] = field(default_factory=dict)
@@ -74,6 +78,8 @@ class ModelSource:
     """Bytes of content that were written to connections."""
     requests: list[str] = field(default_factory=list)
     """`GET /path` or `GET /path 100-`, in the order of their arrival."""
+    targets: list[str] = field(default_factory=list)
+    """Paths and queries as they were written."""
     authorizations: list[tuple[str, str]] = field(default_factory=list)
     """Host and Authorization of each request that had one."""
 
@@ -81,6 +87,7 @@ class ModelSource:
         """Any request."""
         wanted = request.headers.get("Range", "").removeprefix("bytes=")
         self.requests.append(f"{request.method} {request.path} {wanted}".rstrip())
+        self.targets.append(request.raw_path)
         if "Authorization" in request.headers:
             self.authorizations.append((request.host, request.headers["Authorization"]))
         for fault in self.faults:
@@ -135,7 +142,8 @@ class ModelSource:
         _, _, rest = request.path.partition("/resolve/")
         _, _, path = rest.partition("/")
         if self.redirect is not None:
-            raise web.HTTPFound(f"{self.redirect}/cdn/{quote(path)}")
+            query = f"?{self.redirect_query}" if self.redirect_query else ""
+            return web.Response(status=302, headers={"Location": f"{self.redirect}/cdn/{quote(path)}{query}"})
         return await self._send(request, path)
 
     # As S3
@@ -180,6 +188,9 @@ class ModelSource:
     # Content
 
     async def _send(self, request: web.Request, path: str) -> web.StreamResponse:
+        if self.silent > 0:
+            self.silent -= 1
+            await asyncio.Event().wait()
         data = self.lies.get(path, self._objects().get(path))
         if data is None:
             return refusal(404, "EntryNotFound", "Entry not found")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Fetching:
     slept: list[float] = field(default_factory=list)
     free: Callable[[Path], int] = free_bytes
     silence: float = 5.0
+    url: str | None = None
+    """Where to fetch from; None: from `source`."""
 
     async def run(self, source: str = HUB, *, revision: str = "main", size_limit: int | None = None) -> str:
         """One fetch; what the revision stood for."""
@@ -49,8 +51,11 @@ class Fetching:
             period=PERIOD,
             silence=self.silence,
         )
+        request = Request(source, self.to, revision, self.url, size_limit)
+        if self.url is not None:
+            return await fetch(request, around)
         async with serving(self.source) as url:
-            return await fetch(Request(source, self.to, revision, url, size_limit), around)
+            return await fetch(replace(request, endpoint=url), around)
 
     async def fails(self, source: str = HUB, *, revision: str = "main", size_limit: int | None = None) -> FetchError:
         """The error with which a fetch ends."""
@@ -59,6 +64,11 @@ class Fetching:
         except FetchError as error:
             return error
         raise AssertionError("the fetch did not fail")
+
+    async def fails_at(self, url: str) -> FetchError:
+        """The error with which a fetch from another endpoint ends."""
+        self.url = url
+        return await self.fails()
 
     def tree(self) -> dict[str, bytes]:
         """The model's files as they are on the disk, without ours."""

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,15 @@ async def test_what_was_checked_is_not_read_again_but_what_was_touched_is(
     assert fetching.tree() == fetching.source.files
 
 
+async def test_a_file_that_was_removed_from_a_whole_model_is_fetched_again(fetching: Fetching) -> None:
+    await fetching.run()
+    sent = fetching.source.sent
+    (fetching.to / "config.json").unlink()
+    await fetching.run()
+    assert fetching.tree() == fetching.source.files
+    assert fetching.source.sent - sent == len(fetching.source.files["config.json"])
+
+
 async def test_another_version_is_not_joined_to_the_beginning_of_the_old_one(fetching: Fetching) -> None:
     fetching.source.faults = [once(lambda _: web.Response(status=418), "00002", times=100)]
     Cutting(fetching, times=1)
@@ -233,6 +244,35 @@ async def test_a_disk_that_fills_up_under_way_is_said_and_goes_on_with_room(
     await fetching.run()
     assert fetching.tree() == fetching.source.files
     assert fetching.source.sent < 2 * SIZE
+
+
+@pytest.fixture
+def grow(fetching: Fetching) -> Iterator[Callable[[], None]]:
+    """Gives the folder a file system of its own that is smaller than the model, and makes it larger when called."""
+    fetching.to.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", str(fetching.to)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount")
+
+    def larger() -> None:
+        subprocess.run(["mount", "-o", "remount,size=4m", str(fetching.to)], check=True)
+
+    yield larger
+    subprocess.run(["umount", "--lazy", str(fetching.to)], check=True)
+
+
+async def test_a_real_disk_that_is_full_is_said(fetching: Fetching, grow: Callable[[], None]) -> None:
+    assert "no room" in (await fetching.fails()).message
+    assert fetching.source.sent == 0
+    fetching.free = lambda _: 1 << 40  # somebody else takes the room after we looked
+    error = await fetching.fails()
+    assert (error.reason, "disk is full" in error.message) == (Reason.DISK_FULL, True)
+    assert fetching.parts() > 0
+    before = fetching.source.sent
+    grow()
+    await fetching.run()
+    assert fetching.tree() == fetching.source.files
+    assert fetching.source.sent - before < SIZE
 
 
 async def test_a_folder_that_cannot_be_made_is_said(fetching: Fetching, tmp_path: Path) -> None:

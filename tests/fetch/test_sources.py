@@ -88,6 +88,17 @@ async def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(fetching:
     assert elsewhere.authorizations == []
 
 
+async def test_a_redirect_is_followed_to_the_letter(fetching: Fetching) -> None:
+    elsewhere = ModelSource(fetching.source.files)
+    async with serving(elsewhere) as url:
+        query = "Signature=a~b%7Ec%2Bd&Key=%22x%22"
+        fetching.source.redirect, fetching.source.redirect_query = url, query
+        await fetching.run()
+    asked = [target for target in elsewhere.targets if "/cdn/" in target]
+    assert len(asked) == len(fetching.source.files)
+    assert all(target.endswith(f"?{query}") for target in asked)
+
+
 async def test_keys_sign_and_are_not_sent(fetching: Fetching) -> None:
     fetching.environment |= KEYS | {"AWS_SESSION_TOKEN": "session", "AWS_REGION": "eu-west-1"}
     await fetching.run(STORE)
@@ -199,10 +210,27 @@ async def test_a_rate_limit_that_lasts_is_said(fetching: Fetching) -> None:
     assert len(fetching.slept) == 3
 
 
-async def test_a_server_that_stays_broken_or_silent_is_said(fetching: Fetching) -> None:
+async def test_a_server_that_stays_broken_is_said(fetching: Fetching) -> None:
     fetching.source.faults = [once(status(502), "/", times=100)]
     error = await fetching.fails()
     assert (error.reason, "error 502" in error.message) == (Reason.SOURCE_UNREACHABLE, True)
+
+
+async def test_a_server_that_falls_silent_is_asked_again(fetching: Fetching) -> None:
+    fetching.silence = 0.2
+    fetching.source.silent = 2
+    await fetching.run()
+    assert fetching.tree() == fetching.source.files
+    fetching.source.silent = 100
+    (fetching.to / ".prfaas-complete.json").unlink()
+    (fetching.to / "config.json").unlink()
+    error = await fetching.fails()
+    assert (error.reason, "silence" in error.message) == (Reason.SOURCE_UNREACHABLE, True)
+
+
+async def test_a_source_that_is_not_there_is_said(fetching: Fetching) -> None:
+    error = await fetching.fails_at("http://127.0.0.1:9")
+    assert (error.reason, "cannot connect" in error.message) == (Reason.SOURCE_UNREACHABLE, True)
 
 
 async def test_no_secret_is_logged(fetching: Fetching, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,6 +87,13 @@ class Folder:
             return None
         return found if isinstance(found, dict) else None
 
+    def holds(self, marker: dict[str, Any]) -> bool:
+        """Whether the files of a marker are there, as long as they should be: somebody may have removed one since."""
+        try:
+            return all((self.root / file["path"]).stat().st_size == file["size"] for file in marker["files"])
+        except (OSError, KeyError, TypeError):
+            return False
+
     def unmark(self) -> None:
         """Not whole any more: it is about to change."""
         (self.root / MARKER).unlink(missing_ok=True)

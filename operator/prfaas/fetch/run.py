@@ -83,12 +83,17 @@ async def fetch(request: Request, around: Surroundings) -> str:
     async with folder.locked(around.sleep, waiting):
         wanted = {"source": request.source, "revision": request.revision}
         found = folder.marker()
-        if found is not None and {name: found.get(name) for name in wanted} == wanted:
+        if found is not None and {name: found.get(name) for name in wanted} == wanted and folder.holds(found):
             log.info("whole already", extra={"commit": found.get("commit", "")})
             return str(found.get("commit", ""))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=around.silence)
         async with aiohttp.ClientSession(
-            timeout=timeout, trust_env=True, auto_decompress=False, headers={"User-Agent": "prfaas-fetch"}
+            timeout=timeout,
+            trust_env=True,
+            auto_decompress=False,
+            # A URL that is signed is only good as it is written.
+            requote_redirect_url=False,
+            headers={"User-Agent": "prfaas-fetch"},
         ) as session:
             remote = Remote(source, session, around.patience, around.sleep)
             listing = await source.listing(remote)
