@@ -122,6 +122,7 @@ async def test_swapped_kv_with_a_forged_checksum_is_seen_by_the_client() -> None
         assert body["choices"][0]["text"] != expected_text(PROMPT, 20, model=MODEL)
 
 
+@pytest.mark.fact("6.1 row 10a")
 async def test_reused_kv_fails_loudly() -> None:
     async with serving(PREFILL, DECODE, DECODE) as (east, west, another):
         kv = await east.prefill(PROMPT)

@@ -32,6 +32,7 @@ async def play(clock: ManualClock) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.fact("6.1 row 9")
 async def test_expired_kv_is_freed_counted_and_refused() -> None:
     clock = ManualClock()
     east_config = replace(config("kv_producer", lease=30), time_scale=1)
@@ -115,6 +116,7 @@ async def test_a_reader_that_finishes_after_the_lease_is_counted() -> None:
 # Who leaves early frees everything.
 
 
+@pytest.mark.fact("6.2 row 11")
 async def test_a_client_that_leaves_during_the_prefill_leg_frees_it() -> None:
     clock = ManualClock()
     async with serving(replace(PREFILL, time_scale=1), clock=clock) as (east,):
@@ -156,6 +158,7 @@ async def test_a_client_that_leaves_the_decode_leg_frees_both_sides(when: str) -
         assert await east.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
+@pytest.mark.fact("6.1 row 1")
 @pytest.mark.parametrize(
     ("changes", "status"),
     [({"prompt": ""}, 400), ({"model": "no-such"}, 404), ({"max_tokens": -1}, 400)],

@@ -212,6 +212,7 @@ async def test_a_decode_leg_that_is_given_up_frees_the_prefill_side(when: str) -
 
 
 @pytest.mark.fact("6.1 row 2")
+@pytest.mark.fact("6.2 row 12")
 async def test_a_prefill_leg_that_is_given_up_fails_the_decode_leg_at_once() -> None:
     async with serving(replace(SENDER, time_scale=1), TAKER) as (east, west):
         decode = asyncio.create_task(west.complete(PROMPT, 20, kv_transfer_params=source(east)))

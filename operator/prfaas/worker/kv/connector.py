@@ -129,6 +129,7 @@ class Networked(Connector):
         self._faulty: dict[str, KVFault] = {}
         """By request id: prefills under way whose transfer is to fail."""
         self.measured = Measured(services.metrics, "mooncake" if transfer.mode == "mooncake" else "nixl")
+        self.wire_sent, self.wire_received = map(services.metrics.kv_wire.labels, ("sent", "received"))
         self.reader = Reader(
             clock=services.clock,
             stall_seconds=max(transfer.lease_seconds / services.config.time_scale, LEAST_STALL_SECONDS),
@@ -225,7 +226,7 @@ class Networked(Connector):
             await outgoing.send(connection)
         finally:
             del server.transfers[outgoing.token]
-            self.services.metrics.kv_wire.labels("sent").inc(outgoing.sent + started)
+            self.wire_sent.inc(outgoing.sent + started)
 
     def count_transfer(self, posted: float, seconds: float, wire_bytes: int, chunks: int) -> None:
         """Measure a transfer that is over, on the side where vLLM measures it: the one that moves the bytes."""
@@ -242,7 +243,7 @@ class Networked(Connector):
 
     def received(self, connection: Connection) -> None:
         """Count what came on a connection that this engine opened."""
-        self.services.metrics.kv_wire.labels("received").inc(connection.received)
+        self.wire_received.inc(connection.received)
 
     def in_background(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it beside everything else; ended by `stop`."""

@@ -29,7 +29,13 @@ class NixlPull(Networked):
         super().__init__(services, transfer, transfer.lease_seconds)
         config = services.config
         self._peers = Peers(config.compatibility, transfer.enforce_compatibility, self.measured.failed_transfers.inc)
-        self._puller = Puller(self.reader, self._peers, self.leases.duration / HEARTBEATS_PER_LEASE, self.cache)
+        self._puller = Puller(
+            reader=self.reader,
+            peers=self._peers,
+            heartbeat_seconds=self.leases.duration / HEARTBEATS_PER_LEASE,
+            cache=self.cache,
+            count_untold=self.measured.failed_notifications.inc,
+        )
         self._server = KVServer(
             Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
         )

@@ -207,7 +207,7 @@ class NixlPush(Networked):
             finally:
                 del self._server.transfers[token]
                 received = incoming.received + connection.received - before
-                self.services.metrics.kv_wire.labels("received").inc(received)
+                self.wire_received.inc(received)
         except PayloadError as error:
             # The bytes are here and are not this request's: vLLM would answer with them.
             if not awaited.arrived.done():
@@ -303,7 +303,7 @@ class NixlPush(Networked):
             await within(patience, connection.expect(Kind.RECEIVED))
             return outgoing.sent, posted, outgoing.chunks
         finally:
-            self.services.metrics.kv_wire.labels("sent").inc(outgoing.sent)
+            self.wire_sent.inc(outgoing.sent)
             connection.abort()
 
     async def _lane(self, peer: Peer, outgoing: Outgoing) -> None:

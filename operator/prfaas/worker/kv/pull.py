@@ -7,6 +7,7 @@ here does not cost the lease there. Whatever ends the request before its transfe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from prfaas.worker.kv.payload import PayloadError
 from prfaas.worker.kv.peers import HANDSHAKE_SECONDS, Peer, Peers, TransferError
 from prfaas.worker.kv.wire import Connection, Kind, RefusedError, WireError, connect, within
 
+log = logging.getLogger(__name__)
 Address = tuple[str, int]
 
 
@@ -100,6 +102,8 @@ class Puller:
     heartbeat_seconds: float
     cache: Callable[[str, str, int], Cache]
     """What a transfer from an engine, of a request, of so many tokens must be."""
+    count_untold: Callable[[], None]
+    """A prefill worker could not be told that its cache was read."""
 
     async def pull(self, remote: RemoteBlocks, tokens: int, start: asyncio.Event) -> Pulled:
         """Hold the lease until `start` is set, then transfer; TransferError says why not.
@@ -115,8 +119,7 @@ class Puller:
             else:
                 await self._beat(connection, remote, start)
             pulled = await self._transfer(connection, remote, tokens)
-            connection.send_json(Kind.DONE, request=remote.request_id)
-            await within(self.reader.connect_seconds, connection.close())
+            await self._done(connection, remote)
             return pulled
         except RefusedError as refusal:
             if refusal.reason == "engine":
@@ -133,6 +136,17 @@ class Puller:
         await self.peers.shake(peer_of(remote))
         address = (remote.host, remote.port)
         await self.reader.tell(address, remote.engine_id, Kind.RELEASE, request=remote.request_id)
+
+    async def _done(self, connection: Connection, remote: RemoteBlocks) -> None:
+        """The cache is here whether or not the prefill worker can be told so."""
+        try:
+            connection.send_json(Kind.DONE, request=remote.request_id)
+            await within(self.reader.connect_seconds, connection.finish())
+        except WireError as error:
+            log.warning(
+                "KV of request %s stays at the prefill worker until its lease ends: %s", remote.request_id, error
+            )
+            self.count_untold()
 
     async def _beat(self, connection: Connection, remote: RemoteBlocks, until: asyncio.Event) -> None:
         clock = self.reader.clock

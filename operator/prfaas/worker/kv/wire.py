@@ -131,6 +131,15 @@ class Connection:
             raise WireError(f"{frame[0].name} received, {names} expected")
         return frame
 
+    async def finish(self) -> None:
+        """End what is sent and wait until the peer has read it all and ends too; WireError if it is gone."""
+        try:
+            self._writer.write_eof()
+        except OSError as error:
+            raise WireError(f"connection lost: {error}") from error
+        if await self.receive() is not None:
+            raise WireError("a frame came, the end expected")
+
     async def close(self) -> None:
         """End the connection after what was sent; never raises for a peer that is gone."""
         self._writer.close()
