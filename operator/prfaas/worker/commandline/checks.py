@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from prfaas.worker.commandline.layout import check_layout
 from prfaas.worker.commandline.rewrite import CommandLineError, Warn
 from prfaas.worker.commandline.table import table
 
 DEFAULT_BATCHED_TOKENS = 8192
 """vLLM's default for its API server on H100, H200 and H20."""
+DEFAULT_SEQS = 1024
+"""The same of max_num_seqs, and never more than the batched tokens."""
 BLOCK_SIZES = {"FLASHMLA": 64, "CUTLASS_MLA": 128}
 """The only block size of an attention backend, which is also its default."""
 _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
@@ -124,7 +127,7 @@ def check_configuration(args: argparse.Namespace, environment: Mapping[str, str]
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True unless --enable-cumem-allocator is given"
         )
     batched = args.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    if args.max_num_batched_tokens is not None and args.max_num_seqs is not None:
+    if args.max_num_seqs is not None:
         _need(
             batched >= args.max_num_seqs,
             f"max_num_batched_tokens ({batched}) must be greater than or equal to max_num_seqs ({args.max_num_seqs}).",
@@ -135,11 +138,10 @@ def check_configuration(args: argparse.Namespace, environment: Mapping[str, str]
             f"max_num_batched_tokens ({batched}) is smaller than max_model_len ({args.max_model_len}).",
         )
     active = getattr(args, "max_num_active_seqs", None)
-    if active is not None and args.max_num_seqs is not None:
-        _need(
-            active <= args.max_num_seqs,
-            f"max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({args.max_num_seqs}).",
-        )
+    if active is not None:
+        seqs = args.max_num_seqs or min(DEFAULT_SEQS, batched)
+        _need(active <= seqs, f"max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({seqs}).")
+    check_layout(args)
     _check_block_size(args.block_size, args.attention_backend)
 
 
