@@ -17,7 +17,7 @@ import pickle
 import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -79,26 +79,24 @@ class Hasher:
         self.root = self._digest(encode(seed))
         self._unpack = struct.Struct(f">{block_size}I").unpack_from
 
-    def blocks(self, parent: bytes, tokens: bytes, extra: tuple[ExtraKey, ...]) -> list[bytes]:
-        """Hashes of the full blocks in `tokens`, four bytes each, which follow a block with the hash `parent`."""
+    def blocks(self, parent: bytes, tokens: memoryview, extra: tuple[ExtraKey, ...]) -> Iterator[bytes]:
+        """Hashes of the full blocks in `tokens`, four bytes each, which follow a block with the hash `parent`.
+
+        One at a time: a long prompt has thousands.
+        """
         size = self.block_size * BYTES_PER_TOKEN
-        starts = range(0, len(tokens) - size + 1, size)
         keys = extra or None
-        hashes = []
         digest, unpack = self._digest, self._unpack
         if self._cbor and _all_wide(tokens):
-            wide = _cbor_tokens(tokens)
-            step = self.block_size * (BYTES_PER_TOKEN + 1)
             before, between, after = b"\x83" + _head(2, len(parent)), _head(4, self.block_size), cbor(keys)
-            for start in range(0, len(starts) * step, step):
-                parent = digest(b"".join((before, parent, between, wide[start : start + step], after)))
-                hashes.append(parent)
-            return hashes
+            for start in range(0, len(tokens) - size + 1, size):
+                parent = digest(b"".join((before, parent, between, _wide(tokens[start : start + size]), after)))
+                yield parent
+            return
         encode = cbor if self._cbor else _pickled
-        for start in starts:
+        for start in range(0, len(tokens) - size + 1, size):
             parent = digest(encode((parent, unpack(tokens, start), keys)))
-            hashes.append(parent)
-        return hashes
+            yield parent
 
 
 def _pickled(value: object) -> bytes:
@@ -113,22 +111,22 @@ def _blake16(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
-def _all_wide(tokens: bytes) -> bool:
+def _all_wide(tokens: memoryview) -> bool:
     """Whether every token needs a CBOR head and four bytes, as all tokens of four bytes of text do."""
     return min(token_ids(tokens), default=0) >= _FOUR_BYTES
 
 
-def _cbor_tokens(tokens: bytes) -> bytes:
-    count = len(tokens) // BYTES_PER_TOKEN
-    wide = bytearray(b"\x1a\0\0\0\0" * count)
+def _wide(tokens: memoryview) -> bytes:
+    """The CBOR of such tokens."""
+    wide = bytearray(b"\x1a\0\0\0\0" * (len(tokens) // BYTES_PER_TOKEN))
     for byte in range(BYTES_PER_TOKEN):
-        wide[byte + 1 :: BYTES_PER_TOKEN + 1] = tokens[byte::BYTES_PER_TOKEN][:count]
+        wide[byte + 1 :: BYTES_PER_TOKEN + 1] = tokens[byte::BYTES_PER_TOKEN]
     return bytes(wide)
 
 
-def token_ids(tokens: bytes) -> array[int]:
+def token_ids(tokens: bytes | memoryview) -> array[int]:
     """The ids of whole tokens."""
-    ids = array("I", tokens[: len(tokens) // BYTES_PER_TOKEN * BYTES_PER_TOKEN])
+    ids = array("I", bytes(tokens[: len(tokens) // BYTES_PER_TOKEN * BYTES_PER_TOKEN]))
     if sys.byteorder == "little":
         ids.byteswap()
     return ids
@@ -183,22 +181,26 @@ class Chain:
         """More tokens, four bytes each."""
         if self._tokens is not None:
             self._tokens += tokens
-        tokens = self._rest + tokens
+        if self._rest:
+            tokens = self._rest + tokens
         size = self._hasher.block_size * BYTES_PER_TOKEN
         full = len(tokens) // size * size
         self._rest = tokens[full:]
-        at = 0
-        if full and not self.keys and self._salt is not None:
-            at = size
-            self._append(self._hasher.blocks(self._parent, tokens[:size], self.extra(0)))
-        if full > at:
-            self._append(self._hasher.blocks(self._parent, tokens[at:full], self.extra(1)))
+        with memoryview(tokens) as view:
+            at = 0
+            if full and not self.keys and self._salt is not None:
+                at = size
+                self._append(view[:size], self.extra(0))
+            if full > at:
+                self._append(view[at:full], self.extra(1))
 
-    def _append(self, hashes: list[bytes]) -> None:
-        self._parent = hashes[-1]
-        self.keys.extend(int.from_bytes(each[-8:], "big") or 1 for each in hashes)
-        if self.hashes is not None:
-            self.hashes.extend(hashes)
+    def _append(self, tokens: memoryview, extra: tuple[ExtraKey, ...]) -> None:
+        for each in self._hasher.blocks(self._parent, tokens, extra):
+            self.keys.append(int.from_bytes(each[-8:], "big") or 1)
+            if self.hashes is not None:
+                self.hashes.append(each)
+            self._parent = each
+        tokens.release()
 
     def extra(self, block: int) -> tuple[ExtraKey, ...]:
         """What the hash of a block covers beside its tokens: the salt only that of the first."""
