@@ -96,7 +96,7 @@ def test_a_flag_that_is_gone_is_refused(flag: str, capsys: pytest.CaptureFixture
 def test_a_dotted_flag_replaces_the_json_of_the_same_flag() -> None:
     args = checked("m", "--kv-transfer-config", NIXL, "--kv-transfer-config.kv_port", "1")
     assert args.kv_transfer_config == {"kv_port": 1}
-    assert transfer_config(args) == {}, "no connector, and no error"
+    assert transfer_config(args, {}) == {}, "no connector, and no error"
 
 
 @pytest.mark.fact("README 3")
@@ -354,9 +354,11 @@ def test_every_variable_of_vllm_is_known() -> None:
 @pytest.mark.fact("README 2")
 def test_kv_offloading_turns_the_connector_off() -> None:
     args = checked("m", "--kv-transfer-config", NIXL, "--kv-offloading-size", "4")
-    assert transfer_config(args) == {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    assert transfer_config(args, {}) == {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     other = checked("m", "--kv-offloading-size", "4", "--kv-offloading-backend", "lmcache")
-    assert transfer_config(other)["kv_connector"] == "LMCacheMPConnector"
+    assert transfer_config(other, {})["kv_connector"] == "LMCacheMPConnector"
+    simple = transfer_config(args, {"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"})
+    assert simple["kv_connector"] == "SimpleCPUOffloadConnector"
 
 
 def test_a_path_must_hold_a_configuration(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from prfaas.worker.frontend import Adapter, FrontEnd
 from prfaas.worker.oracle import adapted, expected_text
-from tests.worker.rig import MODEL, Client, ManualClock, config, serving, until
+from prfaas.worker.serve import Worker
+from tests.worker.rig import MODEL, Client, ManualClock, config, profile, serving, until
 
 DEV = FrontEnd(dev_mode=True)
 PROMPT = "Tell me about the sea. " * 20
@@ -218,3 +220,32 @@ async def test_fault_tolerance_and_scaling_say_how_it_is() -> None:
         assert [(await post(client, path))[0] for path in ("/start_profile", "/start_profile", "/stop_profile")] == [
             *(200, 409, 200)
         ]
+
+
+async def test_while_it_scales_everything_but_health_is_refused() -> None:
+    clock = ManualClock()
+    elastic = replace(config(), profile=profile(startupSeconds=60), time_scale=1, front=FrontEnd(elastic=True))
+    worker = Worker(elastic, clock)
+    starting = asyncio.create_task(worker.start())
+    await until(clock.next_deadline, "loading")
+    clock.advance(60)
+    await starting
+    async with aiohttp.ClientSession() as session:
+        client = Client(worker, session)
+        scaling = asyncio.create_task(post(client, "/scale_elastic_ep", {"new_data_parallel_size": 2}))
+        await until(clock.next_deadline, "scaling")
+        status, body = await client.complete("x", 1)
+        assert (status, body) == (503, {"error": "The model is currently scaling. Please try again later."})
+        async with session.get(f"{client.url}/health") as response:
+            assert response.status == 200
+        assert (await post(client, "/is_scaling_elastic_ep"))[1]["is_scaling_elastic_ep"] is True
+        clock.advance(60)
+        assert await scaling == (200, {"message": "Scaled to 2 data parallel engines"})
+        assert (await post(client, "/is_scaling_elastic_ep"))[1]["is_scaling_elastic_ep"] is False
+    await worker.shutdown()
+
+
+async def test_names_may_go_unchecked() -> None:
+    async with serving(replace(config(), front=FrontEnd(any_model_name=True))) as (client,):
+        status, body = await client.complete("x", 1, model="no such")
+    assert (status, body["model"]) == (200, MODEL)

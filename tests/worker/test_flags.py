@@ -90,7 +90,7 @@ def test_the_front_end_arrives() -> None:
         *("--uds", "/run/s", "--root-path", "/prefix/", "--sse-keep-alive-interval", "3"),
         *("--enable-per-request-metrics", "--max-logprobs", "5", "--h11-max-incomplete-event-size", "9000"),
         *("--enable-tokenizer-info-endpoint", "--tokens-only", "--profiler-config.profiler", "cuda"),
-        *("--enable-fault-tolerance", "--disable-fastapi-docs", "--enable-offline-docs", "--enable-lora"),
+        *("--disable-fastapi-docs", "--enable-offline-docs", "--enable-lora"),
         *("--lora-modules", "a=/a", '{"name": "b", "path": "/b"}', "--enable-auto-tool-choice"),
         *("--tool-call-parser", "hermes", "--scheduling-policy", "priority", "--fingerprint-mode", "custom"),
         *("--fingerprint-value", "mine", "--override-generation-config", '{"max_new_tokens": 9}'),
@@ -104,6 +104,7 @@ def test_the_front_end_arrives() -> None:
         VLLM_MAX_STOP_STRINGS="1",
         VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1",
         VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1",
+        VLLM_SKIP_MODEL_NAME_VALIDATION="1",
     ).front
     assert front.tls == Tls("c", "k", "ca", 2, "HIGH", refresh=True)
     assert (front.uds, front.root_path, front.sse_keep_alive, front.headless) == ("/run/s", "/prefix", 3, True)
@@ -112,7 +113,6 @@ def test_the_front_end_arrives() -> None:
     assert front.scale_out
     assert front.tokens_only
     assert front.profiler
-    assert front.fault_tolerance
     assert not front.docs
     assert front.offline_docs
     assert front.lora
@@ -128,8 +128,22 @@ def test_the_front_end_arrives() -> None:
     assert front.cohere
     assert (front.max_prompts, front.max_answers, front.max_stop_strings) == (2, 3, 1)
     assert front.keep_alive_on_death
+    assert front.any_model_name
     assert not front.random_request_ids
     assert not parse("m", *OWN, "--disable-log-stats").front.log_stats
+
+
+def test_what_needs_data_parallel_ranks_arrives() -> None:
+    external = ("-dp", "2", "--data-parallel-rank", "0")
+    assert parse("m", *OWN, *external, "--enable-fault-tolerance", "--enable-expert-parallel").front.fault_tolerance
+    assert parse(
+        "m", *OWN, "--enable-elastic-ep", "--enable-expert-parallel", "--enable-eplb", "-tp", "2"
+    ).front.elastic
+    front = parse(
+        "m", *OWN, "--data-parallel-multi-port-external-lb", "-dp", "4", "--data-parallel-size-local", "2"
+    ).front
+    assert (front.local_ranks, front.supervisor_port) == (2, 9256)
+    assert (parse("m", *OWN).front.local_ranks, parse("m", *OWN).front.supervisor_port) == (1, None)
 
 
 def test_the_fingerprint_names_the_version_the_parallelism_and_a_hash() -> None:

@@ -97,6 +97,9 @@ async def test_stream_chunks_have_vllms_shape() -> None:
     assert first == shape(samples["chat_first_chunk"])
     assert content == shape(samples["chat_content_chunk"])
     assert last == shape(samples["chat_last_chunk"])
+    created = {"created_cache_tokens": "leaf"}  # the sample's answer did not say what it added to the cache
+    assert chat_usage["usage"]["prompt_tokens_details"].items() >= created.items()
+    chat_usage["usage"]["prompt_tokens_details"] = {"cached_tokens": "leaf"}
     assert chat_usage == shape(samples["chat_usage_chunk"])
     token, *_, plain_usage = [shape(json.loads(event)) for event in plain[:-1]]
     assert token == shape(samples["completions_chunk"])
@@ -215,6 +218,7 @@ async def test_errors_have_vllms_shape(
         (None, "Bad Request", "messages must be a list of objects"),
         ([], "Bad Request", "messages must be a list of objects"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "BadRequestError", "reads text only"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "data:x"}]}], "BadRequestError", "text only"),
     ],
 )
 async def test_chat_errors(messages: Any, kind: str, message: str) -> None:
@@ -378,3 +382,10 @@ async def test_a_drain_waits_for_requests_and_leases() -> None:
 def _generated(client: Client) -> int:
     (generation,) = client.worker.engine._generations.values()
     return generation.sequence.generated
+
+
+async def test_media_that_must_be_fetched_is_not_reached() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://nowhere/x.png"}}
+    async with serving(config()) as (client,):
+        status, body = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}]})
+    assert (status, body["error"]["type"]) == (422, "UnprocessableEntityError")

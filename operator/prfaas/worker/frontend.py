@@ -62,6 +62,9 @@ class FrontEnd:
     adapters: tuple[Adapter, ...] = ()
     store_responses: bool = False
     cohere: bool = False
+    elastic: bool = False
+    any_model_name: bool = False
+    """VLLM_SKIP_MODEL_NAME_VALIDATION: a name that is not served is answered as the first one."""
     auto_tools: bool = False
     priorities: bool = False
     default_max_tokens: int | None = None
@@ -105,6 +108,8 @@ def read_front_end(args: argparse.Namespace, environment: Mapping[str, str], ver
         adapters=tuple(Adapter(each["name"], each["path"]) for each in args.lora_modules or ()),
         store_responses=_on(environment, "VLLM_ENABLE_RESPONSES_API_STORE"),
         cohere=_on(environment, "VLLM_ENABLE_COHERE_API"),
+        elastic=args.enable_elastic_ep,
+        any_model_name=_on(environment, "VLLM_SKIP_MODEL_NAME_VALIDATION"),
         auto_tools=args.enable_auto_tool_choice,
         priorities=args.scheduling_policy == "priority",
         default_max_tokens=(args.override_generation_config or {}).get("max_new_tokens"),

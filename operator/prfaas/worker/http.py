@@ -124,7 +124,7 @@ class Api:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
-        refused = self._preflight(request) or self._unauthorized(request)
+        refused = self._scaling(request) or self._preflight(request) or self._unauthorized(request)
         response = await self._handled(request, handler) if refused is None else refused
         if not response.prepared:
             response.headers.update(answer_headers(request, self._config.request_id_headers))
@@ -152,6 +152,11 @@ class Api:
         if scheme.lower() == "bearer" and key in keys:
             return None
         return web.json_response({"error": "Unauthorized"}, status=401)
+
+    def _scaling(self, request: web.Request) -> web.Response | None:
+        if not self.serving.scaling or request.path in ("/health", "/is_scaling_elastic_ep"):
+            return None
+        return web.json_response({"error": "The model is currently scaling. Please try again later."}, status=503)
 
     def _preflight(self, request: web.Request) -> web.Response | None:
         """A browser asks whether it may: `--allowed-origins`."""

@@ -43,6 +43,8 @@ class Limits:
     default_max_tokens: int | None = None
     priorities: bool = False
     auto_tools: bool = False
+    any_name: bool = False
+    """Names are not checked."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,11 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 def check_model(fields: Mapping[str, Any], limits: Limits) -> str:
     """The name that is asked for, or the first one; an empty or absent name is accepted."""
     model = _optional(fields, "model", str) or limits.names[0]
-    if model not in limits.names and model not in limits.adapters:
-        raise no_such_model(model)
-    return str(model)
+    if model in limits.names or model in limits.adapters:
+        return str(model)
+    if limits.any_name:
+        return limits.names[0]
+    raise no_such_model(model)
 
 
 def text_or_ids(value: object, where: str) -> bytes:
@@ -402,12 +406,25 @@ def _chat_text(fields: Mapping[str, Any]) -> bytes:
     to_answer, open_end = fields.get("add_generation_prompt"), bool(fields.get("continue_final_message"))
     if open_end and to_answer:
         raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    _check_media(messages)
     try:
         return chat_prompt(messages, to_answer=to_answer is not False, open_end=open_end).encode()
     except UnicodeEncodeError as error:
         raise bad_request("the prompt is not valid Unicode", "messages") from error
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
+
+
+def _check_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Media by URL: this worker fetches none, and says what vLLM says of media that it cannot reach."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            where = part.get(kind) if isinstance(kind, str) and kind.endswith("_url") else None
+            url = where.get("url") if isinstance(where, dict) else where
+            if isinstance(url, str) and url.startswith(("http://", "https://")):
+                raise ApiError(422, "UnprocessableEntityError", "The media at the given URL cannot be reached.")
 
 
 def _answers(fields: Mapping[str, Any], limits: Limits) -> int:

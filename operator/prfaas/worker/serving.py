@@ -81,6 +81,8 @@ class Serving:
         self.held: asyncio.Event | None = None
         """Set where the engine is paused and keeps what comes: `pause?mode=keep`."""
         self.paused = False
+        self.scaling = False
+        """While `/scale_elastic_ep` is at it, everything but health is refused."""
         self._running: dict[str, tuple[Generation, ...]] = {}
 
     def limits(self) -> Limits:
@@ -97,6 +99,7 @@ class Serving:
             default_max_tokens=front.default_max_tokens,
             priorities=front.priorities,
             auto_tools=front.auto_tools,
+            any_name=front.any_model_name,
         )
 
     async def begin(self, http: web.Request, asked: Asked, answer_id: str, *, indexed: bool) -> Run:

@@ -121,9 +121,10 @@ def check_values(args: argparse.Namespace) -> None:
 def check_configuration(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """What vLLM's configuration objects demand of each other."""
     allocator = environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    if transfer_config(args) and "expandable_segments:True" in allocator and not _cumem(args):
+    transfer = transfer_config(args, environment)
+    if transfer and "expandable_segments:True" in allocator and not _cumem(args):
         raise CommandLineError(
-            f"KV connector {transfer_config(args)['kv_connector']} is incompatible with "
+            f"KV connector {transfer['kv_connector']} is incompatible with "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True unless --enable-cumem-allocator is given"
         )
     batched = args.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
@@ -161,15 +162,18 @@ def check_model(model: str) -> None:
         )
 
 
-def transfer_config(args: argparse.Namespace) -> dict[str, Any]:
+def transfer_config(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
     """`--kv-transfer-config` as the engine sees it; empty where no connector is set.
 
     `--kv-offloading-size` replaces the connector and the role: with it P/D is silently off.
     """
     given: dict[str, Any] = dict(args.kv_transfer_config or {})
     if args.kv_offloading_size is not None:
-        native = args.kv_offloading_backend == "native"
-        given |= {"kv_connector": "OffloadingConnector" if native else "LMCacheMPConnector", "kv_role": "kv_both"}
+        native = (
+            "SimpleCPUOffloadConnector" if _on(environment, "VLLM_USE_SIMPLE_KV_OFFLOAD") else "OffloadingConnector"
+        )
+        connector = native if args.kv_offloading_backend == "native" else "LMCacheMPConnector"
+        given |= {"kv_connector": connector, "kv_role": "kv_both"}
     return given if given.get("kv_connector") else {}
 
 

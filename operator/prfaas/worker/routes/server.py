@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -126,10 +127,11 @@ class Server:
 
     async def scaling(self, _: web.Request) -> web.Response:
         """POST /is_scaling_elastic_ep."""
+        scaling = self._serving.scaling
         return web.json_response(
             {
-                "is_scaling_elastic_ep": False,
-                "phase": "idle",
+                "is_scaling_elastic_ep": scaling,
+                "phase": "committing" if scaling else "idle",
                 "epoch": None,
                 "error": None,
                 "requested_data_parallel_size": None,
@@ -137,14 +139,23 @@ class Server:
         )
 
     async def scale(self, http: web.Request) -> web.Response:
-        """POST /scale_elastic_ep: one engine is all there is."""
+        """POST /scale_elastic_ep: takes as long as a start; until then everything but health is refused."""
         fields = parse_object(await read_any(http))
         size = fields.get("new_data_parallel_size")
         if size is None:
             raise ApiError(400, "Bad Request", "new_data_parallel_size is required")
         if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
             raise ApiError(400, "Bad Request", "new_data_parallel_size must be a positive integer")
-        raise ApiError(400, "Bad Request", "Elastic EP is not enabled on this server.")
+        if not self._config.front.elastic:
+            raise ApiError(400, "Bad Request", "Elastic EP is not enabled: start with --enable-elastic-ep.")
+        self._serving.scaling = True
+        try:
+            clock = self._engine.clock
+            seconds = self._config.profile.startup_seconds / self._config.time_scale
+            await clock.wait(asyncio.Event(), clock.now() + seconds)
+        finally:
+            self._serving.scaling = False
+        return web.json_response({"message": f"Scaled to {size} data parallel engines"})
 
     async def docs(self, _: web.Request) -> web.Response:
         """GET /docs and /redoc."""
