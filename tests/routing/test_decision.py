@@ -196,6 +196,12 @@ def test_a_group_that_is_skipped_is_the_last_resort() -> None:
     assert decision(route(10, pools=pools, load=Load(skipped=everyone))).reason is Reason.SHORT
 
 
+def test_idle_groups_are_told_apart_by_the_requests_key() -> None:
+    pools = Pools((*group("a", P1), *group("b", P2)), (*group("a", D1), *group("b", D2)))
+    chosen = Counter(decision(decide(Prompt(10), policy(), pools, IDLE, key=f"r{n}")).key for n in range(400))
+    assert min(chosen["a"], chosen["b"]) > 120
+
+
 def test_groups_share_requests_as_their_instances_can_take_them() -> None:
     decodes = [Endpoint(f"10.0.2.{n}", 8000) for n in range(4)]
     pools = Pools((*group("a", P1), *group("b", P2)), (*group("a", decodes[0]), *group("b", *decodes[1:])))

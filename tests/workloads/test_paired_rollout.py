@@ -87,6 +87,12 @@ def test_of_two_and_two_each_role_keeps_one_until_the_new_group_is_whole() -> No
     assert set(step(west("d", "D", "p", "P"), counts, budget=4).roll) == {"west-1", "west-3"}
 
 
+def test_both_roles_go_over_evenly() -> None:
+    counts = {"prefill": 2, "decode": 3}
+    assert step(west("d", "D", "D", "P", "P"), counts).roll == {"west-3": "prefill"}
+    assert step(west("d", "D", "D", "p", "P"), counts).roll == {"west-1": "decode"}
+
+
 def test_a_single_decode_instance_serves_until_a_prefill_instance_has_taken_its_role() -> None:
     counts = {"prefill": 2, "decode": 1}
     assert step(west("D", "P", "P"), counts).convert == {"west-2": "decode"}

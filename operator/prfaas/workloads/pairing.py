@@ -114,17 +114,15 @@ class Pairing:
         """What of `lost` cannot be borne. A pool of two that loses local prefill will have to lose remote prefill."""
         members = set(ready)
         has_new = Member(labels.ROLE_PREFILL, self.key) in members
-        missed = {ability for ability in lost if not self._can_be_borne(ability, has_new, total)}
+        missed = {ability for ability in lost if not self._can_be_borne(ability, has_new)}
         if LOCAL in lost and total == 2 and REMOTE in self.abilities(members) and not self._peer_goes_along():
             missed.add(REMOTE)
         return frozenset(missed)
 
-    def _can_be_borne(self, ability: Ability, has_new: bool, total: int) -> bool:
-        if ability == LOCAL:
-            return True
+    def _can_be_borne(self, ability: Ability, has_new: bool) -> bool:
         if ability in (DECODE, REMOTE):
-            return ability == DECODE and total == 1
-        if ability.key == self.key:
+            return False
+        if ability == LOCAL or ability.key == self.key:
             return True
         ready = next(each.ready for each in self.consumers if each.name == ability.peer)
         return self.key in ready and not has_new
