@@ -39,7 +39,17 @@ CONDITIONS = {
 }
 EVERYTHING = (
     *("--enable-scale-out", "--enable-tokenizer-info-endpoint", "--enable-lora", "--enable-offline-docs"),
-    *("--enable-fault-tolerance", "--max-model-len", "4096", "--api-key", "right"),
+    *(
+        "--enable-fault-tolerance",
+        "--data-parallel-size",
+        "2",
+        "--data-parallel-rank",
+        "0",
+        "--max-model-len",
+        "4096",
+        "--api-key",
+        "right",
+    ),
     *("--profiler-config", '{"profiler":"torch","torch_profiler_dir":"/tmp/traces"}'),
 )
 KEY = {"Authorization": "Bearer right"}

@@ -158,7 +158,7 @@ async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path) -> None:
 
 async def test_a_further_node_serves_nothing(tmp_path: Path) -> None:
     port = free_port()
-    given = [*flags(tmp_path, port), "--headless", "--nnodes", "2", "--node-rank", "1"]
+    given = [*flags(tmp_path, port), "--headless", "--nnodes", "2", "--node-rank", "1", "-tp", "2"]
     async with process(*given) as running:
         await said(running, "headless: a further node of an instance serves nothing")
         with pytest.raises(ConnectionRefusedError):
