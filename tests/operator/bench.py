@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from e2e.apiserver import ApiServer, AuditEvent
@@ -227,8 +227,24 @@ class Bench:
             subresource="status",
         )
 
+    async def finish_job(self, name: str, ago: float = 0.0) -> None:
+        """What the Job controller does when a Job's pod has ended well, `ago` seconds ago."""
+        ended = {"status": "True", "lastTransitionTime": moment(ago), "lastProbeTime": moment(ago)}
+        status = {
+            "startTime": moment(ago + 10),
+            "completionTime": moment(ago),
+            "succeeded": 1,
+            "conditions": [{"type": kind, **ended} for kind in ("SuccessCriteriaMet", "Complete")],
+        }
+        await self.client.patch_merge(JOB, name, self.namespace, {"status": status}, subresource="status")
+
     def writes_since(self, mark: int) -> list[AuditEvent]:
         return self.server.audit.writes(mark, self.namespace)
+
+
+def moment(ago: float = 0.0) -> str:
+    """A time so many seconds ago, as Kubernetes writes it."""
+    return (datetime.now(UTC) - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def eventually(check: Callable[[], Awaitable[Any]], *, seconds: float = 60.0, what: str = "") -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from prfaas.operator.world import Result
 from prfaas.workloads.model import Place
 from tests.hand import Hand
 from tests.operator import bench as here
-from tests.operator.bench import Bench
+from tests.operator.bench import Bench, moment
 
 KIND = "PrfaaSCluster"
 HOST = {"hostPath": {"path": "/var/lib/models"}}
@@ -45,23 +45,8 @@ async def by_node(bench: Bench) -> dict[str, Object]:
     return {job["metadata"]["annotations"]["prfaas.io/node"]: job for job in (await jobs(bench)).values()}
 
 
-def moment(ago: float = 0.0) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 async def finish(bench: Bench, job: Object, ago: float = 0.0) -> None:
-    """What the Job controller does when the pod has ended well."""
-    status = {
-        "startTime": moment(ago + 10),
-        "completionTime": moment(ago),
-        "succeeded": 1,
-        "conditions": [
-            {"type": kind, "status": "True", "lastTransitionTime": moment(ago), "lastProbeTime": moment(ago)}
-            for kind in ("SuccessCriteriaMet", "Complete")
-        ],
-    }
-    name = job["metadata"]["name"]
-    await bench.client.patch_merge(JOB, name, bench.namespace, {"status": status}, subresource="status")
+    await bench.finish_job(job["metadata"]["name"], ago)
 
 
 async def finish_all(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, LEASE, PRFAAS_CLUSTER, SERVICE
+from prfaas.kube.resources import CONFIG_MAP, DEPLOYMENT, JOB, LEASE, PRFAAS_CLUSTER, SERVICE
 from prfaas.operator.prfaas_cluster import reconcile
 from tests.hand import Hand
 from tests.operator import bench as here
@@ -47,6 +47,23 @@ def start(apiserver: ApiServer, namespace: str, tmp_path: Path) -> Iterator[Star
 
 async def children(bench: Bench, count: int) -> bool:
     return len(await bench.instances()) == count
+
+
+async def test_a_fetch_that_ends_wakes_its_pool(bench: Bench, start: Start) -> None:
+    start("first", "--resync=3600")
+    model = {
+        "name": "org/model",
+        "source": "hf://org/model",
+        "cache": {"persistentVolumeClaim": {"claimName": "models"}},
+    }
+    await bench.place(KIND, "east", here.PRFAAS_CLUSTER | {"model": model, "instances": 1})
+
+    async def job() -> list[str]:
+        return [*await bench.children(JOB)]
+
+    (name,) = await eventually(job, what="there is a fetch Job")
+    await bench.finish_job(name)
+    await becomes_ready(bench, KIND, "east")
 
 
 async def becomes_ready(bench: Bench, kind: str, name: str) -> None:
