@@ -30,7 +30,8 @@ def fresh(pool: PrfaaSCluster | PDCluster, config: Config) -> list[Object]:
             pd_cluster.counts(pool),
             lambda _, step: pd_cluster.build(pool, step, config.routers, policy),
         )
-    published = exchange.pool_document(config.cluster_id, pool, ())
+    made = pools.Children(children.owner, intent.objects, ())
+    published = exchange.pool_document(config.cluster_id, pool, (), made.instances.groups())
     # Of a cache on the nodes' disks the Jobs follow the instances: where those will be, nobody knows yet.
     places = model_cache.places(pool.spec, (), ())
     fetches = [model.job(children.owner, pool.spec, place, config.fetcher) for place in places]
