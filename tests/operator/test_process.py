@@ -61,9 +61,19 @@ async def test_a_fetch_that_ends_wakes_its_pool(bench: Bench, start: Start) -> N
     async def job() -> list[str]:
         return [*await bench.children(JOB)]
 
+    async def waits_for_the_model_alone() -> bool:
+        moved = await bench.play()
+        status = (await bench.own(KIND, "east")).get("status") or {}
+        reasons = {each["type"]: each["reason"] for each in status.get("conditions") or []}
+        return not moved and status.get("readyInstances") == 1 and reasons.get("Ready") == "Fetching"
+
+    async def ready() -> bool:
+        return (await bench.conditions(KIND, "east"))["Ready"][0] == "True"
+
     (name,) = await eventually(job, what="there is a fetch Job")
+    await eventually(waits_for_the_model_alone, what="the pool waits for its model alone")
     await bench.finish_job(name)
-    await becomes_ready(bench, KIND, "east")
+    await eventually(ready, what="the pool is Ready")
 
 
 async def becomes_ready(bench: Bench, kind: str, name: str) -> None:
