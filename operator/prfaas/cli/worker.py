@@ -21,10 +21,12 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from prfaas import logs
-    from prfaas.worker.commandline.checks import check
-    from prfaas.worker.commandline.parser import warn_once
+    from prfaas.worker.commandline.checks import check, log_level
+    from prfaas.worker.commandline.parser import build, warn_once
     from prfaas.worker.commandline.rewrite import CommandLineError
+    from prfaas.worker.commandline.table import table
     from prfaas.worker.flags import read_config
+    from prfaas.worker.memory import keep_small
     from prfaas.worker.serve import run as serve
 
     try:
@@ -34,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
         return _refused(error, 1)
     except ValueError as error:
         return _refused(error, 2)
-    logs.set_up()
+    logs.set_up(log_level(args, os.environ))
+    build.cache_clear()
+    table.cache_clear()
+    keep_small()
     try:
         return asyncio.run(serve(config))
     except OSError as error:  # a port is taken, an address is not of this machine, a certificate cannot be read
