@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.worker.commandline.checks import check, transfer_config
+from prfaas.worker.commandline.checks import check, log_level, transfer_config
 from prfaas.worker.commandline.parser import parse
 from prfaas.worker.commandline.rewrite import CommandLineError
 from prfaas.worker.commandline.table import table
@@ -347,8 +347,20 @@ def test_unknown_variables_are_warned_of_or_refused() -> None:
 
 def test_every_variable_of_vllm_is_known() -> None:
     warnings: list[str] = []
-    checked("m", "--fail-on-environ-validation", warnings=warnings, **dict.fromkeys(tables.environment(), "1"))
+    every: dict[str, Any] = dict.fromkeys(tables.environment(), "1") | {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    checked("m", "--fail-on-environ-validation", warnings=warnings, **every)
     assert warnings == []
+
+
+def test_how_much_is_logged() -> None:
+    variable = {"VLLM_LOGGING_LEVEL": "warning"}
+    assert log_level(parsed("m"), {}) == "info"
+    assert log_level(parsed("m"), variable) == "warning"
+    assert log_level(parsed("m", "--logging-config.log_level", "ERROR"), variable) == "error"
+    assert log_level(parsed("m", "--log-level", "DEBUG"), variable) == "debug"
+    assert log_level(parsed("m", "--log-level", "NOTSET"), variable) == "info"
+    with pytest.raises(CommandLineError, match="Invalid value 'loud' for VLLM_LOGGING_LEVEL"):
+        checked("m", VLLM_LOGGING_LEVEL="loud")
 
 
 @pytest.mark.fact("README 2")

@@ -24,6 +24,7 @@ DEFAULT_SEQS = 1024
 """The same of max_num_seqs, and never more than the batched tokens."""
 BLOCK_SIZES = {"FLASHMLA": 64, "CUTLASS_MLA": 128}
 """The only block size of an attention backend, which is also its default."""
+LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "ge": (operator.ge, "greater than or equal to"),
     "gt": (operator.gt, "greater than"),
@@ -90,11 +91,22 @@ def check_environment(args: argparse.Namespace, environment: Mapping[str, str], 
             "a Service named vllm sets this variable",
         )
         raise CommandLineError(f"VLLM_PORT '{port}' must be a valid integer")
+    level = environment.get("VLLM_LOGGING_LEVEL", "INFO")
+    _need(
+        level.upper() in LEVELS, f"Invalid value '{level}' for VLLM_LOGGING_LEVEL. Valid options: {', '.join(LEVELS)}."
+    )
     for name in sorted(environment):
         if name.startswith("VLLM_") and name not in known_environment():
             message = f"Unknown vLLM environment variable detected: {name}"
             _need(not args.fail_on_environ_validation, message)
             warn(message)
+
+
+def log_level(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """`--log-level`, `--logging-config.log_level` or VLLM_LOGGING_LEVEL; info where none says more."""
+    configured = (getattr(args, "logging_config", None) or {}).get("log_level")
+    level: str = getattr(args, "log_level", None) or configured or environment.get("VLLM_LOGGING_LEVEL", "INFO")
+    return "info" if level.upper() == "NOTSET" else level.lower()
 
 
 @functools.cache
