@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.worker.kv.leases import Lease, LeaseError, LeaseTable
+from prfaas.worker.kv.leases import Lease, LeaseError, LeaseTable, extension_seconds, heartbeat_seconds
 from tests.worker.rig import facts
 
 
@@ -83,3 +83,8 @@ def test_endings_are_remembered_within_bounds() -> None:
         granted(table, Freed(), str(number))
         table.end(str(number), "used")
     assert (table.ending("0"), table.ending("4999")) == (None, "used")
+
+
+@pytest.mark.parametrize(("lease", "beat", "gives"), [(30, 5, 20), (45, 7, 30), (50, 8, 33), (3, 0.5, 2)])
+def test_heartbeats_are_divided_as_vllm_divides(lease: float, beat: float, gives: float) -> None:
+    assert (heartbeat_seconds(lease), extension_seconds(lease)) == (beat, gives)

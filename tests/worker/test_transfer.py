@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.worker.config import Role
 from prfaas.worker.oracle import answer, expected_text, last_token, prompt_state
 from tests.worker.relay import flip, relaying
 from tests.worker.rig import (
@@ -99,6 +100,9 @@ async def test_kv_of_another_length_is_refused() -> None:
         assert failed(await west.complete(PROMPT + "more", kv_transfer_params=kv))
 
 
+ROLES: tuple[Role, ...] = ("kv_producer", "kv_consumer")
+
+
 # Compatibility, roles, policies.
 
 
@@ -148,3 +152,18 @@ async def test_the_policy_recompute_prefills_here() -> None:
         assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
         assert await west.metric("vllm:nixl_num_failed_transfers_total") == 1
         assert await west.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 430
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+async def test_the_last_token_of_a_hybrid_model_is_computed_by_the_decode_worker(mode: str) -> None:
+    pair = [replace(config(role, transfer={"mode": mode}), attention="hybrid") for role in ROLES]
+    asked = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    async with serving(*pair) as (east, west):
+        _, first = await east.post("/v1/completions", asked, **{"X-Request-Id": "r"})
+        kv = first["kv_transfer_params"]
+        assert kv["remote_num_tokens"] == 429
+        body = {"prompt": PROMPT, "max_tokens": 20, "kv_transfer_params": kv}
+        status, answered = await west.post("/v1/completions", body, **{"X-Request-Id": "r"})
+        assert (status, answered["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
+        assert await west.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 429
+        assert await west.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 1

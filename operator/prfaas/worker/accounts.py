@@ -18,18 +18,21 @@ class Accounts:
     def __init__(self, config: WorkerConfig, metrics: Metrics) -> None:
         self._metrics = metrics
         self._connected = config.kv_transfer is not None
+        self._left = int(config.attention == "hybrid")
+        """Tokens of a transferred prompt that are computed here: a hybrid model's last one."""
         self._speculates = config.exposed.draft_tokens > 0
 
     def admitted(self, generation: Generation) -> None:
         """It got its blocks: what the prefix cache had is known, in tokens."""
         sequence, metrics = generation.sequence, self._metrics
-        generation.external_tokens = sequence.prompt_tokens - sequence.local_hit if generation.external else 0
+        asked = sequence.prompt_tokens - sequence.local_hit
+        generation.external_tokens = asked - self._left if generation.external else 0
         if sequence.chain is not None and sequence.reads_cache:
             metrics.prefix_queries.inc(sequence.prompt_tokens)
             metrics.prefix_hits.inc(sequence.local_hit)
             metrics.hits_here.inc(sequence.local_hit)
         if self._connected:
-            metrics.external_queries.inc(sequence.prompt_tokens - sequence.local_hit)
+            metrics.external_queries.inc(asked)
             metrics.external_hits.inc(generation.external_tokens)
             metrics.hits_at_peers.inc(generation.external_tokens)
 

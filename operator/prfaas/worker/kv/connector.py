@@ -19,7 +19,7 @@ from prfaas.worker.config import KVTransfer, WorkerConfig
 from prfaas.worker.faults import FaultBox, KVFault, asked_for
 from prfaas.worker.generation import Generation
 from prfaas.worker.kv.lanes import Cache, Outgoing
-from prfaas.worker.kv.leases import Lease, LeaseTable
+from prfaas.worker.kv.leases import Lease, LeaseTable, extension_seconds
 from prfaas.worker.kv.params import Nowhere
 from prfaas.worker.kv.payload import chunks_of, payload_bytes
 from prfaas.worker.kv.pull import Reader
@@ -123,8 +123,9 @@ class Networked(Connector):
 
     def __init__(self, services: Services, transfer: KVTransfer, keep_seconds: float) -> None:
         super().__init__(services)
+        scale = services.config.time_scale
         self.transfer = transfer
-        self.leases = LeaseTable(keep_seconds / services.config.time_scale)
+        self.leases = LeaseTable(keep_seconds / scale, extension_seconds(keep_seconds) / scale)
         self._background: set[asyncio.Task[None]] = set()
         self._faulty: dict[str, KVFault] = {}
         """By request id: prefills under way whose transfer is to fail."""
@@ -132,7 +133,7 @@ class Networked(Connector):
         self.wire_sent, self.wire_received = map(services.metrics.kv_wire.labels, ("sent", "received"))
         self.reader = Reader(
             clock=services.clock,
-            stall_seconds=max(transfer.lease_seconds / services.config.time_scale, LEAST_STALL_SECONDS),
+            stall_seconds=max(transfer.lease_seconds / scale, LEAST_STALL_SECONDS),
             lanes=transfer.lanes,
             count=self.received,
         )
@@ -201,7 +202,7 @@ class Networked(Connector):
         lease = Lease(
             request_id=name,
             state=generation.state,
-            tokens=sequence.prompt_tokens,
+            tokens=self.sent_tokens(sequence.prompt_tokens),
             blocks=digest,
             deadline=now + self.leases.duration,
             free=lambda: self.services.pool.give_back(blocks),
@@ -240,6 +241,10 @@ class Networked(Connector):
         """The blocks of a prompt, one list per group of layers, as peers are told of them."""
         sequence = generation.sequence
         return (tuple(sequence.blocks[: self.services.pool.blocks_for(sequence.prompt_tokens)]),)
+
+    def sent_tokens(self, prompt_tokens: int) -> int:
+        """How many tokens of a prompt cross: of a hybrid model all but the last, which the decode worker computes."""
+        return prompt_tokens - (self.services.config.attention == "hybrid")
 
     def received(self, connection: Connection) -> None:
         """Count what came on a connection that this engine opened."""

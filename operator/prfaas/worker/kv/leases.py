@@ -1,8 +1,9 @@
 """The blocks that a prefill worker keeps for decode workers: granted, renewed, taken once, freed. No I/O, no clock.
 
-As in vLLM 0.33 a lease starts when the prefill ends and lasts `kv_lease_duration`; a heartbeat sets its end to two
-thirds of that from now if that is later; when it ends the blocks are freed and counted. Unlike vLLM, which lets a
-late or second reader read reused blocks and answer 200, a lease can be taken once, and never after its end.
+As in vLLM 0.33 a lease starts when the prefill ends and lasts `kv_lease_duration`; a heartbeat, six of them per lease,
+sets its end to two thirds of that from now if that is later; when it ends the blocks are freed and counted. Unlike
+vLLM, which lets a late or second reader read reused blocks and answer 200, a lease can be taken once, and never after
+its end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 
 from prfaas.worker.faults import KVFault
 
-HEARTBEATS_PER_LEASE = 6
 EXTENSION = 2 / 3
 _REMEMBERED = 4096
 
@@ -46,11 +46,28 @@ class Lease:
     ended: bool = False
 
 
-class LeaseTable:
-    """All leases of one engine. Times are seconds of the caller's clock, the duration already scaled."""
+def heartbeat_seconds(lease: float) -> float:
+    """How often a heartbeat is sent for a lease of so many seconds: a sixth, in whole seconds as vLLM divides.
 
-    def __init__(self, duration: float) -> None:
+    Below six seconds vLLM beats on every step of its engine; here it stays a sixth.
+    """
+    return lease // 6 if lease >= 6 else lease / 6
+
+
+def extension_seconds(lease: float) -> float:
+    """What a heartbeat gives a lease of so many seconds: two thirds, in whole seconds as vLLM divides."""
+    return lease * 2 // 3 if lease >= 2 else lease * EXTENSION
+
+
+class LeaseTable:
+    """All leases of one engine. Times are seconds of the caller's clock, the durations already scaled.
+
+    `extension`: what a heartbeat gives, two thirds of the duration by default.
+    """
+
+    def __init__(self, duration: float, extension: float | None = None) -> None:
         self.duration = duration
+        self._extension = duration * EXTENSION if extension is None else extension
         self._leases: dict[str, Lease] = {}
         # How former leases ended, so that a second use and a late one are told apart.
         self._endings: OrderedDict[str, str] = OrderedDict()
@@ -70,7 +87,7 @@ class LeaseTable:
         """A heartbeat came; False if there is no such lease any more."""
         lease = self._leases.get(request_id)
         if lease is not None:
-            lease.deadline = max(lease.deadline, now + self.duration * EXTENSION)
+            lease.deadline = max(lease.deadline, now + self._extension)
         return lease is not None
 
     def take(self, request_id: str, blocks: object, tokens: object, now: float) -> Lease:

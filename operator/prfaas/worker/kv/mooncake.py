@@ -124,7 +124,7 @@ class Mooncake(Networked):
         assert isinstance(remote, RemoteTransfer)
         await generation.may_transfer.wait()
         try:
-            pulled = await self._read(remote, generation.sequence.prompt_tokens)
+            pulled = await self._read(remote, self.sent_tokens(generation.sequence.prompt_tokens))
         except TransferError as error:
             log.error("request %s: %s", request_id, error)
             self.measured.failed_receives.inc()

@@ -12,7 +12,7 @@ from typing import Any
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
 from prfaas.worker.kv.connector import Networked, Services, reused
-from prfaas.worker.kv.leases import HEARTBEATS_PER_LEASE, Lease, LeaseError
+from prfaas.worker.kv.leases import Lease, LeaseError, heartbeat_seconds
 from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
 from prfaas.worker.kv.peers import Peers, TransferError
 from prfaas.worker.kv.pull import Puller
@@ -32,7 +32,7 @@ class NixlPull(Networked):
         self._puller = Puller(
             reader=self.reader,
             peers=self._peers,
-            heartbeat_seconds=self.leases.duration / HEARTBEATS_PER_LEASE,
+            heartbeat_seconds=heartbeat_seconds(transfer.lease_seconds) / config.time_scale,
             cache=self.cache,
             count_untold=self.measured.failed_notifications.inc,
         )
@@ -59,8 +59,9 @@ class NixlPull(Networked):
             if not self.transfer.consumes:
                 raise ParamsError("do_remote_prefill sent to a kv_producer")
             generation.remote = remote = RemoteBlocks.from_params(params)
-            if isinstance(remote, RemoteBlocks) and remote.tokens not in (None, sequence.prompt_tokens):
-                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt of {sequence.prompt_tokens}")
+            tokens = self.sent_tokens(sequence.prompt_tokens)
+            if isinstance(remote, RemoteBlocks) and remote.tokens not in (None, tokens):
+                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt that needs {tokens}")
             sequence.kv_from_remote = generation.external = True
         elif params and params.get("do_remote_decode"):
             if not self.transfer.produces:
@@ -98,7 +99,7 @@ class NixlPull(Networked):
             request_id=sequence.request_id,
             host=self.transfer.host,
             port=self.port,
-            tokens=sequence.prompt_tokens,
+            tokens=self.sent_tokens(sequence.prompt_tokens),
             block_ids=shown,
             tp_size=self.services.config.tensor_parallel_size,
             cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
@@ -109,7 +110,7 @@ class NixlPull(Networked):
     async def _fetch(self, generation: Generation) -> None:
         remote, owner = generation.remote, self.services.owner
         assert isinstance(remote, RemoteBlocks)
-        tokens = generation.sequence.prompt_tokens
+        tokens = self.sent_tokens(generation.sequence.prompt_tokens)
         try:
             pulled = await self._puller.pull(remote, tokens, generation.may_transfer)
         except TransferError as error:

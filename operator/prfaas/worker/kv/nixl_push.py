@@ -109,7 +109,7 @@ class NixlPush(Networked):
                 request_id=sequence.request_id,
                 host=self.transfer.host,
                 port=self.port,
-                tokens=sequence.prompt_tokens,
+                tokens=lease.tokens,
                 block_ids=shown,
                 tp_size=self.services.config.tensor_parallel_size,
                 cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
@@ -138,7 +138,9 @@ class NixlPush(Networked):
         remote, request_id = generation.remote, generation.sequence.request_id
         assert isinstance(remote, RemoteWriter)
         await generation.may_transfer.wait()
-        awaited = Awaited(generation.sequence.prompt_tokens, asyncio.get_running_loop().create_future())
+        awaited = Awaited(
+            self.sent_tokens(generation.sequence.prompt_tokens), asyncio.get_running_loop().create_future()
+        )
         self._awaited[request_id] = awaited
         try:
             await self._register(request_id, remote, generation)
@@ -160,12 +162,17 @@ class NixlPush(Networked):
             (remote.host, remote.port),
             remote.engine_id,
             Kind.REGISTER,
-            request=request_id,
-            engine=self.transfer.engine_id,
-            host=self.transfer.host,
-            port=self.port,
-            tp=self.services.config.tensor_parallel_size,
-            blocks=[list(group) for group in self.shown_blocks(generation)],
+            request_id=request_id,
+            decode_engine_id=self.transfer.engine_id,
+            decode_host=self.transfer.host,
+            decode_port=self.port,
+            decode_tp_size=self.services.config.tensor_parallel_size,
+            local_block_ids=[list(group) for group in self.shown_blocks(generation)],
+            remote_engine_id=remote.engine_id,
+            remote_host=remote.host,
+            remote_port=remote.port,
+            remote_tp_size=remote.tp_size,
+            remote_pp_size=remote.pp_size,
         )
 
     def _watch(self, request_id: str) -> None:
@@ -235,10 +242,15 @@ class NixlPush(Networked):
 
     def _note(self, fields: dict[str, Any]) -> None:
         try:
-            peer = Peer(str(fields["engine"]), str(fields["host"]), int(fields["port"]), int(fields["tp"]))
+            peer = Peer(
+                engine_id=str(fields["decode_engine_id"]),
+                host=str(fields["decode_host"]),
+                port=int(fields["decode_port"]),
+                tp_size=int(fields["decode_tp_size"]),
+            )
+            request_id = str(fields["request_id"])
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"not a registration: {error}") from error
-        request_id = str(fields.get("request"))
         deadline = self.services.clock.now() + self._watch_seconds
         self._registered[_name(request_id)] = Registration(request_id, peer, deadline)
         self._match(_name(request_id))

@@ -9,7 +9,7 @@ what it is for.
         PULL {request, blocks, tokens, tp, lanes}    asks for a transfer, see below
         DONE {request}               frees the blocks
         RELEASE {request}            frees them without a transfer: the reader gave up
-        REGISTER {request, ...}      (NIXL push) where the writer is to write to; RELEASE takes it back
+        REGISTER {request_id, ...}   (NIXL push) where the writer is to write to; RELEASE takes it back
     OPEN, PUSH {request, ...}    from a writer (NIXL push): a transfer begins; RECEIVED comes back when it is whole
     OPEN, WANT {transfer, ...}   from a reader (Mooncake): the transfer begins when the prefill has ended
     LANE  {token}                one more connection for a transfer that has begun
