@@ -268,9 +268,9 @@ PROVOKED_ELSEWHERE = {
     "403 PermissionDeniedError: scale-out routes without the flag": "vllm/test_coverage.py",
     "503 Service Unavailable: queue limits --max-num-queued-reqs, --max-num-queued-tokens": "worker/test_http.py",
     "500 InternalServerError: finish reason error (KV load failure, engine error)": "worker/test_transfer_damage.py",
-    "500 InternalServerError: engine dead": "worker/test_engine_death.py",
-    "503: /health, /ping with a dead engine": "worker/test_engine_death.py",
-    "503: elastic EP scaling or retired rank": "worker/test_http.py",
+    "500 InternalServerError: engine dead": "worker/test_routes.py",
+    "503: /health, /ping with a dead engine": "worker/test_routes.py",
+    "503: elastic EP scaling or retired rank": "worker/test_dev_routes.py",
 }
 """Errors that need more than one request, or the end of the process: the test module that sees them."""
 

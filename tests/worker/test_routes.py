@@ -256,3 +256,13 @@ async def test_conversations_may_come_together() -> None:
 
 def test_a_condition_that_is_not_known_is_false() -> None:
     assert not Route("GET", "/x", "the moon is full").exists(EVERYTHING)
+
+
+async def test_a_dead_engine_shows_in_its_health_and_fails_every_request() -> None:
+    async with serving(config()) as (client,):
+        client.worker.engine.die("a test")
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            assert await status(client, method, path) == (503, "")
+        got, body = await client.complete("x", 1)
+        assert (got, body["error"]["type"]) == (500, "InternalServerError")
+        assert (await status(client, "GET", "/version"))[0] == 200
