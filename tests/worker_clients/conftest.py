@@ -68,8 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def single(folder: Path) -> Iterator[Server]:
-    """A worker without KV transfer that wants a key and tells cached tokens."""
-    with worker(folder, "single", "--api-key", KEY, "--enable-prompt-tokens-details") as started:
+    """A worker without KV transfer that wants a key, tells cached tokens, and fails where that is asked for."""
+    flags = ("--api-key", KEY, "--enable-prompt-tokens-details", "--enable-faults")
+    with worker(folder, "single", *flags) as started:
         yield started
 
 

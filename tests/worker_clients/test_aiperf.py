@@ -49,7 +49,7 @@ def measured(single: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     with TemporaryDirectory(prefix="aiperf-") as scratch:  # what it leaves there; its sockets' names must be short
         quiet = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder), "TMPDIR": scratch, "DO_NOT_TRACK": "1"}
-        done = subprocess.run(command, env=quiet, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=quiet, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-2_000:]
     return folder / "out"
 

@@ -217,6 +217,30 @@ def test_a_generating_model_has_no_embeddings(client: Client) -> None:
     assert client.told("embeddings.create", model=MODEL, input="a")["raised"][0] == "NotFoundError"
 
 
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        ("error=500", "InternalServerError"),
+        ("error=429", "RateLimitError"),
+        ("cut=request", "APIConnectionError"),
+        ("cut=headers", "APIConnectionError"),
+    ],
+)
+def test_faults_that_were_asked_for(client: Client, fault: str, raised: str) -> None:
+    """The worker's faults are to a program what an engine's would be; other requests go on."""
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12}
+    came = client.told("completions.create", **asked, extra_headers={"x-prfaas-fault": fault})
+    assert came["raised"][0] == raised
+    completion(client)
+
+
+def test_a_stream_that_is_cut(client: Client) -> None:
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "stream": True}
+    came = client.told("completions.create", **asked, extra_headers={"x-prfaas-fault": "cut=1"})
+    assert len(came["values"]) == 1
+    assert "OpenAIError" in came["raised"]
+
+
 @pytest.fixture
 def refused(folder: Path) -> Iterator[Client]:
     """A client of a worker whose queue takes nobody."""
