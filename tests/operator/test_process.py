@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ async def children(bench: Bench, count: int) -> bool:
 
 
 async def test_a_fetch_that_ends_wakes_its_pool(bench: Bench, start: Start) -> None:
-    start("first", "--resync=3600")
+    operator = start("first", "--resync=3600")
     model = {
         "name": "org/model",
         "source": "hf://org/model",
@@ -65,7 +66,14 @@ async def test_a_fetch_that_ends_wakes_its_pool(bench: Bench, start: Start) -> N
         moved = await bench.play()
         status = (await bench.own(KIND, "east")).get("status") or {}
         reasons = {each["type"]: each["reason"] for each in status.get("conditions") or []}
-        return not moved and status.get("readyInstances") == 1 and reasons.get("Ready") == "Fetching"
+        seen = await reconciles()
+        await asyncio.sleep(1.0)  # a second without a reconcile: nothing but the Job is left to wake the pool
+        idle = await reconciles() == seen
+        return idle and not moved and status.get("readyInstances") == 1 and reasons.get("Ready") == "Fetching"
+
+    async def reconciles() -> list[str]:
+        _, metrics = await operator.probe("/metrics")
+        return [line for line in metrics.splitlines() if line.startswith("prfaas_reconciles_total")]
 
     async def ready() -> bool:
         return (await bench.conditions(KIND, "east"))["Ready"][0] == "True"
