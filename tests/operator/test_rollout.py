@@ -29,6 +29,7 @@ from prfaas.routing.world import Load, Pools
 from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, eventually
+from tests.operator.process import Operator, install
 from tests.operator.test_pd_cluster import Picker
 
 pytestmark = pytest.mark.apiserver
@@ -52,11 +53,11 @@ async def reconcile(world: World, key: Key) -> Result:
     return await RECONCILES[key.kind](world, key)
 
 
-def link(namespace: str, local: tuple[str, str], remote: tuple[str, str]) -> Object:
+def link(exchange: str, local: tuple[str, str], remote: tuple[str, str], namespace: str) -> Object:
     return {
         "local": {"kind": local[0], "name": local[1]},
         "remote": {"kind": remote[0], "namespace": namespace, "name": remote[1]},
-        "peer": {"clusterID": "here", "exchangeNamespace": namespace, "source": {"local": {}}},
+        "peer": {"clusterID": "here", "exchangeNamespace": exchange, "source": {"local": {}}},
         "network": {"line": "east-west", "capacity": "100G"},
         "encryption": {"control": "MutualTLS", "requests": "None", "kv": "None"},
         "probe": {"period": "1s", "timeout": "1s", "failureThreshold": 1},
@@ -211,8 +212,8 @@ async def stage(apiserver: ApiServer, client: Hand, namespace: str, tmp_path: Pa
         remote = {"remotePrefill": [{"linkRef": "to-east", "initialThreshold": 1000}]}
         await bench.place(*EAST, here.PRFAAS_CLUSTER | {"instances": 2})
         await bench.place(*WEST, here.PD_CLUSTER | remote)
-        await bench.place(*LINKS[0], link(namespace, WEST, EAST))
-        await bench.place(*LINKS[1], link(namespace, EAST, WEST))
+        await bench.place(*LINKS[0], link(namespace, WEST, EAST, namespace))
+        await bench.place(*LINKS[1], link(namespace, EAST, WEST, namespace))
         for each in (EAST, WEST):
             await bench.run(*each)
         await bench.play()
@@ -279,6 +280,45 @@ async def test_the_prefill_pool_goes_first_keeps_an_old_instance_and_may_go_back
         assert await stage.groups(*pool) == {old: counts}
         assert await stage.seen(*pool) == ("False", "AsSpecified")
     assert await services(bench) == {old}
+
+
+async def test_events_alone_carry_a_key_through_both_ends(
+    apiserver: ApiServer, client: Hand, namespace: str, tmp_path: Path
+) -> None:
+    """An operator as it runs in a cluster, whose resync is far away: each step wakes whoever can take the next."""
+    async with PeerRegistry(client, lambda _: None) as peers:
+        bench = Bench.create(apiserver, client, namespace, reconcile, peers=peers)
+        stage = Stage(bench, peers)
+        operator = Operator(namespace, tmp_path / "operator", install(apiserver, namespace))
+        operator.start()
+        try:
+            remote = {"remotePrefill": [{"linkRef": "to-east", "initialThreshold": 1000}]}
+            await bench.place(*EAST, here.PRFAAS_CLUSTER | {"instances": 2})
+            await bench.place(*WEST, here.PD_CLUSTER | {"router": {"replicas": 0}} | remote)
+            for own, (local, other) in zip(LINKS, ((WEST, EAST), (EAST, WEST)), strict=True):
+                await bench.place(*own, link(f"{namespace}-exchange", local, other, namespace))
+
+            async def whole(east: list[str], west: list[str]) -> bool:
+                await bench.play()
+                await stage.slices()
+                ready = {}
+                for pool in (EAST, WEST):
+                    status = (await bench.own(*pool)).get("status") or {}
+                    ready[pool] = [
+                        f"{group['prefillReady']}+{group['decodeReady']}" for group in status.get("groups") or []
+                    ]
+                return sorted(ready[EAST]) == east and sorted(ready[WEST]) == west
+
+            await eventually(lambda: whole(["2+0"], ["1+2"]), what="all is ready")
+            await bench.edit(*WEST, FP8)
+            await eventually(lambda: whole(["2+0"], ["0+1", "1+1"]), what="west waits for east")
+            await bench.edit(*EAST, FP8)
+            await eventually(lambda: whole(["2+0"], ["1+2"]), what="both have gone over")
+            assert await stage.key(*EAST) == await stage.key(*WEST)
+            assert set(await stage.groups(*WEST)) == {await stage.key(*WEST)}
+        finally:
+            operator.kill()
+            print(operator.log())
 
 
 async def test_an_independent_pool_waits_for_nobody(stage: Stage) -> None:
