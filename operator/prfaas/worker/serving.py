@@ -20,9 +20,10 @@ from prfaas.worker.answers import DONE, Chunks, Head, Outcome, error_event, usag
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.engine import AdmissionError, Engine
 from prfaas.worker.errors import ApiError, bad_request, internal_error, overloaded, paused
+from prfaas.worker.fields import Limits, parse_object
 from prfaas.worker.generation import Ask, Generation, Parent, internal_id
 from prfaas.worker.hashing import Lora
-from prfaas.worker.openai import Asked, Limits, parse_object
+from prfaas.worker.openai import Asked
 from prfaas.worker.oracle import answer_words
 
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -8,7 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from prfaas.worker.errors import ApiError, bad_body, bad_request
-from prfaas.worker.openai import Asked, chat_request, completion_request, parse_object
+from prfaas.worker.fields import parse_object
+from prfaas.worker.openai import Asked, chat_request, completion_request
 from prfaas.worker.routes.bodies import answer_headers, read_body
 from prfaas.worker.serving import Serving, answer_base
 

@@ -9,7 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from prfaas.worker.errors import ApiError, bad_body, internal_error
-from prfaas.worker.openai import chat_request, parse_object
+from prfaas.worker.fields import parse_object
+from prfaas.worker.openai import chat_request
 from prfaas.worker.routes.bodies import answer_headers, read_body
 from prfaas.worker.serving import Run, Serving, answer_base, with_keep_alive
 

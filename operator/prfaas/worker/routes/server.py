@@ -12,7 +12,7 @@ from prometheus_client import exposition
 
 from prfaas.worker.config import VLLM_VERSION
 from prfaas.worker.errors import ApiError
-from prfaas.worker.openai import parse_object
+from prfaas.worker.fields import parse_object
 from prfaas.worker.routes.bodies import read_any, read_body
 from prfaas.worker.routes.table import Route
 from prfaas.worker.serving import Serving

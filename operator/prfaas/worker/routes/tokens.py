@@ -10,20 +10,11 @@ from aiohttp import web
 
 from prfaas.worker.answers import Head, Outcome, event, whole_answer, without_nulls
 from prfaas.worker.errors import ApiError, bad_body, bad_request
+from prfaas.worker.fields import check_model, parse_object, text_or_ids
 from prfaas.worker.logprobs import answer_ids, chat_logprobs, prompt_logprobs
-from prfaas.worker.openai import (
-    Asked,
-    chat_request,
-    check_length,
-    check_limit,
-    check_model,
-    check_sampling,
-    completion_request,
-    parse_object,
-    sampling_of,
-    text_or_ids,
-)
+from prfaas.worker.openai import Asked, chat_request, completion_request, sampling_of
 from prfaas.worker.oracle import BYTES_PER_TOKEN, chat_prompt, from_token_ids, token_ids
+from prfaas.worker.refusals import check_length, check_limit, check_sampling
 from prfaas.worker.routes.bodies import answer_headers, read_body
 from prfaas.worker.routes.messages import as_chat as messages_as_chat
 from prfaas.worker.routes.responses import as_chat as responses_as_chat
