@@ -12,8 +12,9 @@ from typing import Any
 
 from prfaas.api.profile import Profile
 from prfaas.api.profiles import parse_profile, shipped, shipped_names
+from prfaas.worker.batching import batch
 from prfaas.worker.commandline.checks import BLOCK_SIZES, transfer_config
-from prfaas.worker.config import VLLM_VERSION, WorkerConfig
+from prfaas.worker.config import DEFAULT_MAX_MODEL_LEN, VLLM_VERSION, WorkerConfig
 from prfaas.worker.events import EventsConfig
 from prfaas.worker.exposed import read_exposed
 from prfaas.worker.faults import FaultError, Faults
@@ -28,7 +29,6 @@ _SAME = {
     "host": "host",
     "port": "port",
     "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
     "block_size": "block_size",
     "num_gpu_blocks_override": "num_gpu_blocks",
     "tensor_parallel_size": "tensor_parallel_size",
@@ -44,7 +44,6 @@ _SAME = {
     "enable_server_load_tracking": "load_tracking",
     "enable_prefix_caching": "prefix_caching",
     "prefix_caching_hash_algo": "hash_algorithm",
-    "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_chunked_prefill": "chunked_prefill",
     "scheduling_policy": "scheduling_policy",
     "attention": "attention",
@@ -65,9 +64,20 @@ def read_config(args: argparse.Namespace, environment: Mapping[str, str]) -> Wor
     if args.shutdown_timeout < 0:
         raise FlagError(f"--shutdown-timeout must be at least 0, got {args.shutdown_timeout}")
     given.setdefault("block_size", BLOCK_SIZES.get((args.attention_backend or "").upper(), 16))
+    profile = find_profile(args.profile)
+    limits = batch(
+        profile.accelerator,
+        tokens=args.max_num_batched_tokens,
+        sequences=args.max_num_seqs,
+        max_model_len=given.get("max_model_len", DEFAULT_MAX_MODEL_LEN),
+        chunked=given.get("chunked_prefill", True),
+        throughput=args.performance_mode == "throughput",
+    )
     return WorkerConfig(
         model=args.model,
-        profile=find_profile(args.profile),
+        profile=profile,
+        max_num_batched_tokens=limits.tokens,
+        max_num_seqs=limits.sequences,
         served_names=tuple(args.served_model_name or ()),
         faults=read_faults(args),
         kv_transfer=read_kv_transfer(transfer_config(args, environment), environment),
