@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, facts
+from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, errors, facts
 from tests.vllm.live import MODEL, Answer, Server, free_port, worker
 
 NO_MODEL = "of another kind of model"
@@ -264,30 +266,79 @@ PROVOKED: dict[str, tuple[Callable[[Server], Answer], tuple[int, str | None]]] =
         (401, None),
     ),
 }
-PROVOKED_ELSEWHERE = {
-    "403 PermissionDeniedError: scale-out routes without the flag": "vllm/test_coverage.py",
-    "503 Service Unavailable: queue limits --max-num-queued-reqs, --max-num-queued-tokens": "worker/test_http.py",
-    "500 InternalServerError: finish reason error (KV load failure, engine error)": "worker/test_transfer_damage.py",
-    "500 InternalServerError: engine dead": "worker/test_routes.py",
-    "503: /health, /ping with a dead engine": "worker/test_routes.py",
-    "503: elastic EP scaling or retired rank": "worker/test_dev_routes.py",
+SEEN_BY = {
+    "403 PermissionDeniedError: scale-out routes without the flag": (
+        "vllm/test_coverage.py",
+        "test_a_route_without_its_condition_is_not_there",
+    ),
+    "503 Service Unavailable: queue limits --max-num-queued-reqs, --max-num-queued-tokens": (
+        "vllm/test_coverage.py",
+        "test_overload_shows",
+    ),
+    "500 InternalServerError: finish reason error (KV load failure, engine error)": (
+        "vllm/test_coverage.py",
+        "test_a_failed_load_and_a_dead_engine_show",
+    ),
+    "500 InternalServerError: engine dead": ("vllm/test_coverage.py", "test_a_failed_load_and_a_dead_engine_show"),
+    "503: /health, /ping with a dead engine": ("vllm/test_coverage.py", "test_a_failed_load_and_a_dead_engine_show"),
+    "503: elastic EP scaling or retired rank": (
+        "worker/test_dev_routes.py",
+        "test_while_it_scales_everything_but_health_is_refused",
+    ),
 }
-"""Errors that need more than one request, or the end of the process: the test module that sees them."""
+"""Errors that need more than one request, or a process of their own: module and test that see them."""
 
 
-@pytest.mark.parametrize("error", [*ENTRIES["errors"]()] if ENTRIES["errors"] else [])
+@pytest.mark.parametrize("error", list(errors()))
 def test_an_error_body_that_is_emulated_shows(error: str, everything: Server) -> None:
     if error not in coverage("errors").emulated:
         return
-    if error in PROVOKED_ELSEWHERE:
-        assert (Path(__file__).parents[1] / PROVOKED_ELSEWHERE[error]).exists()
+    if error in SEEN_BY:
+        module, test = SEEN_BY[error]
+        assert f"def {test}(" in (Path(__file__).parents[1] / module).read_text()
         return
     provoke, expected = PROVOKED[error]
-    answer = provoke(everything)
-    assert answer.error == expected, answer.text
-    if expected[1] is not None:
+    usual(provoke(everything), *expected)
+
+
+def usual(answer: Answer, status: int, kind: str | None) -> None:
+    """Asserts that an answer is an error, in vLLM's usual shape if it has a type."""
+    assert answer.error == (status, kind), answer.text
+    if kind is not None:
         assert set(answer.body["error"]) == {"message", "type", "param", "code"}
-        assert answer.body["error"]["code"] == expected[0]
+        assert answer.body["error"]["code"] == status
+
+
+def test_overload_shows() -> None:
+    with worker("--max-num-queued-reqs", "1", "--time-scale", "60") as server:
+        stream = json.dumps(PROMPT | {"max_tokens": 30_000, "stream": True})
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as busy:
+            busy.request("POST", "/v1/completions", stream, {"Content-Type": "application/json"})
+            assert busy.getresponse().readline().startswith(b"data: ")
+            usual(server.ask("POST", "/v1/completions", PROMPT), 503, "Service Unavailable")
+
+
+def test_a_failed_load_and_a_dead_engine_show() -> None:
+    config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_consumer"})
+    nowhere = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [[1]],
+        "remote_engine_id": "e",
+        "remote_request_id": "cmpl-1-01234567",
+        "remote_num_tokens": 4,
+        "remote_host": "127.0.0.1",
+        "remote_port": 9,
+        "tp_size": 8,
+    }
+    with worker("--kv-transfer-config", config, VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1") as server:
+        failed = server.ask("POST", "/v1/completions", PROMPT | {"kv_transfer_params": nowhere})
+        usual(failed, 500, "InternalServerError")
+        assert failed.body["error"]["message"] == "Internal server error"
+        assert server.ask("GET", "/health").status == 200, "only that request failed"
+        server.ask("POST", "/v1/completions", PROMPT | {"kv_transfer_params": {"do_remote_prefill": True}})
+        usual(server.ask("POST", "/v1/completions", PROMPT), 500, "InternalServerError")
+        assert [server.ask("GET", path) for path in ("/health", "/ping")] == [Answer(503, "")] * 2
 
 
 # Flags and variables
