@@ -31,6 +31,7 @@ class Fetching:
     slept: list[float] = field(default_factory=list)
     free: Callable[[Path], int] = free_bytes
     silence: float = 5.0
+    patience: Patience = field(default_factory=lambda: Patience(tries=4))
     url: str | None = None
     """Where to fetch from; None: from `source`."""
 
@@ -46,7 +47,7 @@ class Fetching:
         around = Surroundings(
             self.environment,
             sleep=sleep,
-            patience=Patience(tries=4),
+            patience=self.patience,
             free=self.free,
             period=PERIOD,
             silence=self.silence,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from e2e.model_source import content, small_model
+from e2e.model_source import ModelSource, content, small_model
 from prfaas.api.conditions import Reason
 from prfaas.fetch import download
 from prfaas.fetch.listing import Hash, RemoteFile
+from prfaas.fetch.remote import Patience
 from tests.fetch.bench import HUB, STORE, Fetching, once
 
 BOTH = pytest.mark.parametrize("source", [HUB, STORE])
@@ -287,3 +292,22 @@ async def test_a_file_outside_of_the_folder_is_refused(fetching: Fetching, path:
     error = await fetching.fails()
     assert "cannot be kept" in error.message
     assert fetching.tree() == {}
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 1), max_size=6))
+def test_wherever_it_is_cut_every_byte_comes_once(cuts: list[float]) -> None:
+    """`cuts`: how much of what is left comes before the connection breaks."""
+
+    async def check(to: Path) -> None:
+        fetching = Fetching(to / "model", ModelSource({"model.safetensors": content(40_000), "config.json": b"{}"}))
+        for keep in cuts:
+            Cutting(fetching, times=1, keep=keep)
+        fetching.patience = Patience(tries=10)
+        await fetching.run()
+        assert fetching.tree() == fetching.source.files
+        assert fetching.source.sent == sum(map(len, fetching.source.files.values()))
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "CHUNK", 1000)
+        asyncio.run(check(Path(folder)))
