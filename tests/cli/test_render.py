@@ -115,6 +115,14 @@ def test_each_kind_of_node_of_a_group_has_a_line_that_a_shell_takes(
     assert words[words.index("--master-addr") + 1] == "lead"
 
 
+def test_a_line_is_the_engines_own_whatever_runs_before_it(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    network = {"exposure": "Secondary", "attachment": "line", "interface": "net1"}
+    assert main(["render", "-f", written(pool(network=network)), "-o", "args"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("vllm serve example/model ") for line in lines)
+
+
 def test_yaml_of_one_role_only(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     objects = rendered(capsys, "-f", written(POOL), "--role", "prefill")
     assert objects

@@ -77,6 +77,7 @@ def test_a_registry_is_complete(name: str, capsys: pytest.CaptureFixture[str]) -
     found = coverage(name)
     with capsys.disabled():
         print(f"\n  {found}")
+    assert found.emulated, f"tests/worker/coverage/{name}.yaml says nothing"
     assert not found.malformed, f"neither `emulated` nor `not emulated: REASON`: {found.malformed}"
     assert not found.unknown, f"tests/worker/coverage/{name}.yaml has what vLLM has not: {found.unknown}"
     assert not found.missing, f"tests/worker/coverage/{name}.yaml lacks: {found.missing}"

@@ -173,12 +173,13 @@ def _has_role(obj: dict[str, Any], role: str | None) -> bool:
 def _command_lines(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The command line of each engine, as a shell takes it."""
     from prfaas.workloads.engine import CONTAINER
+    from prfaas.workloads.engines.interface import engines_own
 
     for obj in objects:
         for template in _templates(obj):
             for container in template["spec"]["containers"]:
                 if container["name"] == CONTAINER:
-                    words = [*container.get("command", ()), *container.get("args", ())]
+                    words = [*engines_own(container.get("command", ())), *container.get("args", ())]
                     yield " ".join(map(shell_word, words))
 
 

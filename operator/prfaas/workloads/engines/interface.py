@@ -24,6 +24,14 @@ os.execvp(words[0], words)
 """0x8915 is SIOCGIFADDR; in the struct ifreq that it fills, the IPv4 address starts at byte 20."""
 
 
+_PREFIX = ("python3", "-c", SCRIPT)
+
+
 def with_address_of(interface: str, variables: Sequence[str], command: Sequence[str]) -> list[str]:
     """`command` with the address of `interface` in the variables that are not set already."""
-    return ["python3", "-c", SCRIPT, interface, ",".join(variables), *command]
+    return [*_PREFIX, interface, ",".join(variables), *command]
+
+
+def engines_own(command: Sequence[str]) -> list[str]:
+    """The words of a container's command that are the engine's: without what asks for an address first."""
+    return list(command[len(_PREFIX) + 2 :] if tuple(command[: len(_PREFIX)]) == _PREFIX else command)
