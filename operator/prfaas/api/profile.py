@@ -3,9 +3,9 @@
 The planner computes with a Profile, `spec.profile` of a cluster names one, the fake worker sleeps by one, and
 calibration writes one: one format for all four. Lengths are tokens (19.4K is 19,400), times seconds, sizes bytes.
 
-    T(l)    = max(floor, a + b * l/1000 + c * (l/1000)^2)   or a line through measured points
-    S(l)    = fixedBytes + bytesPerToken * l                the state of the linear layers is there at any length
-    step(n) = a line through measured (batch, seconds) points
+    T(l)       = max(floor, a + b * l/1000 + c * (l/1000)^2)   or a line through measured points
+    S(l)       = scale * (fixedBytes + bytesPerToken * l)      the state of the linear layers is there at any length
+    step(n, x) = a line through measured (batch, seconds) points + n * x * secondsPerContextToken
 
 The symbols are those of arXiv:2604.15039, section 3; the constant part of S(l) is what hybrid models add to it.
 """
@@ -75,6 +75,11 @@ class PrefillProfile(ApiModel):
         assert self.points is not None
         return _interpolate([(p.tokens, p.seconds) for p in self.points], tokens)
 
+    @property
+    def measured_tokens(self) -> int | None:
+        """The longest prompt that was measured; beyond it T(l) is a guess. None: coefficients, no such end."""
+        return None if self.points is None else self.points[-1].tokens
+
     def remaining_seconds(self, tokens: int, cached: int) -> float:
         """T(l|x): the prefill of `tokens` tokens of which the first `cached` are there already, seconds.
 
@@ -93,12 +98,14 @@ class KVProfile(ApiModel):
     """Bytes that do not depend on the length: recurrent state of linear-attention layers."""
     bytes_per_token: Annotated[int, Field(ge=0, le=2**40)]
     """Bytes that each prompt token adds."""
+    scale: Annotated[float, Field(gt=0, le=16)] = 1.0
+    """Factor on both: 0.5 where the cache is kept in 8 bits and the figures are for 16, or for compression."""
 
     def bytes(self, tokens: int) -> int:
         """S(l) for a prompt of `tokens` tokens, bytes."""
         if tokens < 0:
             raise ValueError(f"tokens must not be negative, got {tokens}")
-        return self.fixed_bytes + self.bytes_per_token * tokens
+        return round(self.scale * (self.fixed_bytes + self.bytes_per_token * tokens))
 
 
 class DecodeStep(ApiModel):
@@ -119,17 +126,29 @@ class DecodeProfile(ApiModel):
     """Sequences that one instance decodes together at most, within its latency target."""
     tokens_per_step: Annotated[float, Field(ge=1, le=64)] = 1.0
     """Tokens that a sequence gains per step; above 1 with speculative decoding."""
+    seconds_per_context_token: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Seconds that each token of context of each sequence adds to a step; `steps` are then those without context."""
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
         _require_rising([(s.batch, s.seconds) for s in self.steps], "steps", "batch")
         return self
 
-    def step_seconds(self, batch: int) -> float:
-        """Time of one step with `batch` sequences, seconds; never falls as the batch grows."""
+    def step_seconds(self, batch: int, context: float = 0) -> float:
+        """Time of one step with `batch` sequences of `context` tokens each, seconds; never falls as either grows."""
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
-        return _interpolate([(s.batch, s.seconds) for s in self.steps], batch)
+        seconds = _interpolate([(s.batch, s.seconds) for s in self.steps], batch)
+        return seconds + batch * context * self.seconds_per_context_token
+
+    def batch_within(self, tokens_per_second: float, context: float = 0) -> int:
+        """Largest batch in which each sequence still gains `tokens_per_second`; 0 if not even a batch of one does."""
+        low, high = 0, self.max_batch
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.tokens_per_step >= tokens_per_second * self.step_seconds(middle, context) * (1 - 1e-9)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
 
 class Profile(ApiModel):
