@@ -86,7 +86,7 @@ def _chat_choice(asked: Asked, index: int, outcome: Outcome) -> dict[str, Any]:
     logprobs = None
     if asked.logprobs is not None:
         logprobs = chat_logprobs(outcome.words, asked.logprobs, as_ids=asked.ids_as_tokens)
-    return {"index": index, "message": message, "logprobs": logprobs} | _end(asked, outcome)
+    return {"index": index, "message": message, "logprobs": logprobs} | _end(asked, outcome) | _NEVER
 
 
 def _completion_choice(asked: Asked, index: int, outcome: Outcome) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _completion_choice(asked: Asked, index: int, outcome: Outcome) -> dict[str, 
     if asked.logprobs is not None:
         logprobs = completion_logprobs([*shown, *said], asked.logprobs, as_ids=asked.ids_as_tokens, prompt=bool(shown))
     choice = {"index": index, "text": text + ("" if asked.max_tokens == 0 else outcome.text), "logprobs": logprobs}
-    return choice | _end(asked, outcome) | _prompt_details(asked, outcome.prompt)
+    return choice | _end(asked, outcome) | _prompt_details(asked, outcome.prompt) | _NEVER
 
 
 def _end(asked: Asked, outcome: Outcome) -> dict[str, Any]:
@@ -105,9 +105,11 @@ def _end(asked: Asked, outcome: Outcome) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "stop_reason": outcome.stop_reason,
         "token_ids": answer_ids(outcome.words) if asked.return_ids else None,
-        "routed_experts": None,
-        "weight_versions": None,
     }
+
+
+_NEVER = {"routed_experts": None, "weight_versions": None}
+"""What this model has none of."""
 
 
 def _prompt_details(asked: Asked, prompt: bytes) -> dict[str, Any]:
