@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.apiserver import ApiServer
+from prfaas.api.pool import ModelSpec
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.kube.resources import JOB, POD, Object
 from prfaas.operator import pd_cluster, prfaas_cluster
-from prfaas.operator.fetches import State
+from prfaas.operator.fetches import LOST_SECONDS, State
 from prfaas.operator.model_cache import judge, matching
-from prfaas.operator.world import Result
+from prfaas.operator.world import Result, World
 from prfaas.workloads.model import Place
 from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, moment
+from tests.operator.process import install
 
 KIND = "PrfaaSCluster"
 HOST = {"hostPath": {"path": "/var/lib/models"}}
@@ -284,7 +287,7 @@ async def test_instances_that_fetch_for_themselves_are_watched_themselves(bench:
 async def test_a_model_that_is_waited_for_in_vain_is_fetched_again(bench: Bench) -> None:
     await placed(bench, instances=1)
     (job,) = (await jobs(bench)).values()
-    await finish(bench, job, ago=300)
+    await finish(bench, job, ago=600)
     await bench.settle(KIND, "east")
     template = (await bench.children())["east-0"]["spec"]["template"]
 
@@ -306,10 +309,10 @@ async def test_a_model_that_is_waited_for_in_vain_is_fetched_again(bench: Bench)
         patch = {"status": {"phase": "Pending", "initContainerStatuses": [{**status, "state": state}]}}
         await bench.client.patch_merge(POD, "east-0-pod", bench.namespace, patch, subresource="status")
 
-    await waits(30)
-    assert (await look(bench)).again_after == 60.0
+    await waits(LOST_SECONDS - 60)
+    assert (await look(bench)).again_after == LOST_SECONDS
     assert (await jobs(bench))[job["metadata"]["name"]]["metadata"]["uid"] == job["metadata"]["uid"]
-    await waits(90)
+    await waits(LOST_SECONDS + 1)
     assert (await look(bench)).again_after == 2.0
     assert await cached(bench) == ("False", "Fetching")
     await look(bench)
@@ -424,6 +427,42 @@ def test_a_branch_that_moved_between_two_nodes_is_said() -> None:
     found = judge(SPEC, states, [], 3, datetime.now(UTC))
     assert found.status is True
     assert "put a commit into spec.model.revision" in found.message
+
+
+def test_a_group_that_fetches_for_itself_is_done_when_all_its_nodes_are() -> None:
+    spec = SPEC.model_copy(update={"model": ModelSpec.model_validate(MODEL | {"cache": {"ephemeral": {}}})})
+
+    def pod(code: int | None) -> Object:
+        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+        return {
+            "metadata": {"labels": {"prfaas.io/instance": "east-0"}},
+            "status": {"initContainerStatuses": [{"name": "model", "state": state}]},
+        }
+
+    for pods in ([pod(0), pod(None)], [pod(None), pod(0)]):
+        assert judge(spec, {}, pods, 1, datetime.now(UTC)).status is False
+    assert judge(spec, {}, [pod(0), pod(0)], 1, datetime.now(UTC)).status is True
+
+
+@pytest.mark.apiserver
+async def test_without_the_right_to_list_nodes_those_of_instances_are_filled(
+    bench: Bench, apiserver: ApiServer, namespace: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(install(apiserver, namespace)))
+    async with await Hand.from_kubeconfig_file(file) as restricted:
+        config = replace(bench.world.config, read_nodes=True, exchange_namespace=f"{namespace}-exchange")
+        bench.world = World.create(
+            restricted,
+            config,
+            1,
+            now=bench.world.now,
+            routers=bench.world.routers,
+            peers=bench.world.peers,
+            enqueue=bench.world.enqueue,
+        )
+        await placed(bench)
+        assert list(await by_node(bench)) == ["node-1"]
 
 
 def test_many_places_are_not_all_named() -> None:

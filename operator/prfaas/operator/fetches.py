@@ -19,8 +19,9 @@ from prfaas.operator.verdicts import without_counts
 
 FAILURE_SECONDS = 30.0
 """A fetch that has run this long is past what made it fail before: it would have met it at its start."""
-LOST_SECONDS = 60.0
-"""An instance that has waited this long for a model that a Job has brought waits in vain: it is not there any more."""
+LOST_SECONDS = 180.0
+"""An instance that has waited this long for a model that a Job has brought waits in vain: it is not there any more.
+Longer than a network file system takes until one node sees what another has written."""
 _STOPPED = (143, 137)
 """Exit statuses of a process that was ended from outside."""
 _FAILURES = {reason.value: reason for reason in FETCH_FAILURES}

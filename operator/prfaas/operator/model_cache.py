@@ -6,7 +6,7 @@
     the spec changes, and when its node has no instance for a while.
  3. A place without such a record gets a Job; Jobs of other models and of places that are not needed go. What they
     have fetched stays on the disk.
- 4. An instance that still waits a minute after its place was filled waits in vain (the disk was wiped): the record
+ 4. An instance that still waits minutes after its place was filled waits in vain (the disk was wiped): the record
     goes, so that the next look makes a new Job.
 
 While a place that is needed is not filled, no rollout begins: instances that run keep the model that they have.
@@ -14,6 +14,7 @@ While a place that is needed is not filled, no rollout begins: instances that ru
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +23,7 @@ from prfaas.api import labels
 from prfaas.api.conditions import FETCH_FAILURES, Reason, Type, Verdict
 from prfaas.api.pool import PoolSpec
 from prfaas.kube.apply import plan
-from prfaas.kube.errors import KubeError
+from prfaas.kube.errors import Forbidden, KubeError
 from prfaas.kube.resources import JOB, NODE, POD, Object
 from prfaas.operator import fetches
 from prfaas.operator.fetches import LOST_SECONDS, State
@@ -32,6 +33,8 @@ from prfaas.operator.world import World
 from prfaas.workloads import model
 from prfaas.workloads.meta import Owner, selector_text
 from prfaas.workloads.model import Place
+
+log = logging.getLogger("prfaas.operator")
 
 SOON_SECONDS = 2.0
 _NAMED = 5
@@ -141,12 +144,7 @@ def judge(
     if cache is None:
         return Verdict(kind, True, Reason.ON_CLAIM, f"the model is mounted from {source}")
     if cache.ephemeral is not None:
-        states = {
-            Place(str(pod["metadata"]["labels"][labels.INSTANCE])): fetches.state_of_pod(
-                pod, "initContainerStatuses", model.CONTAINER, now
-            )
-            for pod in instance_pods(pods)
-        }
+        states = _own_states(pods, now)
     if not states:
         if instances == 0:
             return Verdict(kind, True, Reason.NO_INSTANCES, "the pool has no instances")
@@ -165,6 +163,16 @@ def judge(
     names = sorted(f"instance {each.node}" if cache.ephemeral is not None else str(each) for each in missing)
     listed = ", ".join(names[:_NAMED]) + (", and others" if len(names) > _NAMED else "")
     return Verdict(kind, False, Reason.FETCHING, f"{source} is on its way to {listed}; see `prfaas status`")
+
+
+def _own_states(pods: Iterable[Object], now: datetime) -> dict[Place, State]:
+    """How instances do that fetch for themselves; of several nodes of one, a node that is not done."""
+    states: dict[Place, State] = {}
+    for pod in instance_pods(pods):
+        place = Place(str(pod["metadata"]["labels"][labels.INSTANCE]))
+        if place not in states or states[place].done:
+            states[place] = fetches.state_of_pod(pod, "initContainerStatuses", model.CONTAINER, now)
+    return states
 
 
 def _records(spec: PoolSpec, jobs: Iterable[Object]) -> dict[Place, Object]:
@@ -213,7 +221,12 @@ async def _nodes(world: World, spec: PoolSpec) -> list[str]:
     cache = spec.model.cache
     if cache is None or cache.host_path is None or not world.config.read_nodes:
         return []
-    return matching(spec, (await world.client.list(NODE)).items)
+    try:
+        return matching(spec, (await world.client.list(NODE)).items)
+    except Forbidden as error:
+        # The nodes of instances are known without it.
+        log.warning("nodes cannot be listed: %s", error.message)
+        return []
 
 
 def _tolerated(spec: PoolSpec, taint: Mapping[str, str]) -> bool:
