@@ -1,13 +1,13 @@
 """What fake workers cost: CPU per streamed token, memory, and twelve of them at the load of the paper.
 
     python -m e2e.bench.worker [--streams 20] [--seconds 30] [--time-scale 1] [--long-prompts 4]
-                               [--fleet-seconds 60] [--fleet-time-scale 1] [--json FILE]
+                               [--fleet-seconds 60] [--fleet-time-scale 1]
 
 First one prefill worker (H200x8) and one decode worker (H20x8), as processes on loopback: `--long-prompts` prompts of
 128k tokens go through both legs, so that memory is read after the largest requests; then `--streams` streams decode for
 `--seconds`. Then the twelve of `e2e.bench.fleet`, if `--fleet-seconds` is not 0. CPU is user and system time of the
 workers. Ends with 1 where a limit is not kept: 60 MB each and (at 20 streams and time scale 1) 10 % of a core while
-streaming; (at time scale 1) 0.8 core for the twelve; every answer right.
+streaming; (at time scale 1) 0.8 core for the twelve; every answer right. The last line has the figures as JSON.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ def main() -> int:
     parser.add_argument("--long-prompts", type=int, default=4)
     parser.add_argument("--fleet-seconds", type=float, default=60, help="of the twelve workers; 0: leave them out")
     parser.add_argument("--fleet-time-scale", type=float, nargs="+", default=[1.0], help="one run for each")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, besides")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pair = asyncio.run(measure(Path(folder), args.streams, args.seconds, args.time_scale, args.long_prompts))
@@ -179,8 +178,7 @@ def main() -> int:
         print("\n" + "\n".join(run.table()), flush=True)
         runs.append(run)
     figures = {"pair": pair.summary(), "fleet": [run.summary() for run in runs]}
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    print(f"\n{json.dumps(figures)}")
     return 0 if pair.kept and all(run.kept for run in runs) else 1
 
 
