@@ -87,13 +87,24 @@ def roles_of(spec: PoolSpec) -> tuple[str, ...]:
     return (labels.ROLE_PREFILL, labels.ROLE_DECODE) if isinstance(spec, PDClusterSpec) else (labels.ROLE_PREFILL,)
 
 
-def engines(spec: PoolSpec) -> Iterator[tuple[str, int, list[str]]]:
-    """Role, rank of the node, and the words behind `vllm serve`, of every container that a spec leads to."""
+def containers(spec: PoolSpec) -> Iterator[tuple[str, int, Object]]:
+    """Role, rank of the node, and the engine's container, of every kind of pod that a spec leads to."""
     owner = Owner("PDCluster" if isinstance(spec, PDClusterSpec) else "PrfaaSCluster", "serving", "pool", "uid")
     for role in roles_of(spec):
         for rank, template in enumerate(templates(child(owner, spec, "pool-0", role))):
             (container,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
-            yield role, rank, [in_a_pod(word) for word in container["args"]]
+            yield role, rank, container
+
+
+def engines(spec: PoolSpec) -> Iterator[tuple[str, int, list[str]]]:
+    """Role, rank of the node, and the words behind `vllm serve`."""
+    for role, rank, container in containers(spec):
+        yield role, rank, [in_a_pod(word) for word in container["args"]]
+
+
+def environment_in(container: Object) -> dict[str, str]:
+    """The variables of a container; those that come from elsewhere have some value that they could have."""
+    return {each["name"]: each.get("value", "10.0.0.7") for each in container["env"]}
 
 
 def templates(obj: Object) -> list[Object]:
@@ -183,6 +194,21 @@ def test_vllm_understands_what_the_spec_means(kind: str, spec: dict[str, Any], v
     if "args" in spec["engine"]:
         more = {"max_num_seqs": 256, "enable_expert_parallel": True, "gpu_memory_utilization": 0.9}
     assert check_lines(parsed, vllm, more) == len(roles_of(parsed)) * parsed.nodes_per_instance
+
+
+@pytest.mark.parametrize(("kind", "spec"), MATRIX[::7])
+def test_vllm_knows_every_variable_and_takes_it(kind: str, spec: dict[str, Any], vllm: VllmParser) -> None:
+    for _, _, container in containers(spec_of(kind, **spec)):
+        variables = environment_in(container)
+        assert {name for name in variables if name.startswith("VLLM_")}
+        words = [*map(in_a_pod, container["args"]), "--fail-on-environ-validation"]
+        parsed = vllm.parse(words, variables)
+        assert parsed.status == 0, parsed.error
+
+
+def test_a_variable_that_vllm_does_not_know_would_be_seen(vllm: VllmParser) -> None:
+    parsed = vllm.parse(["org/model", "--fail-on-environ-validation"], {"VLLM_NIXL_SIDE_CHANEL_HOST": "10.0.0.7"})
+    assert (parsed.status, "VLLM_NIXL_SIDE_CHANEL_HOST" in parsed.error) == (1, True)
 
 
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}(/[A-Za-z0-9._-]{1,20})?\Z")

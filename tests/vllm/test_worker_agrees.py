@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from e2e.vllm_source import Parsed, VllmParser
 from prfaas.worker.commandline.checks import check
+from prfaas.worker.commandline.own import add_own
 from prfaas.worker.commandline.parser import parse
 from prfaas.worker.commandline.rewrite import CommandLineError
+from prfaas.worker.flags import read_config
 from tests.vllm.test_flags import BY_DEST, FLAGS, MODELS_AND_FILES, TABLE, forms, sample
-from tests.vllm.test_rendered import MATRIX, engines, spec_of
+from tests.vllm.test_rendered import MATRIX, ROLES, containers, engines, environment_in, in_a_pod, spec_of
 
 pytestmark = pytest.mark.clients
 
@@ -270,6 +272,19 @@ def test_rendered_lines(vllm: VllmParser) -> None:
             if said := disagreement(words[1:], vllm):
                 wrong.append(said)
     assert not wrong, "\n".join(wrong[:10])
+
+
+@pytest.mark.parametrize(("kind", "spec"), MATRIX[::5])
+def test_the_worker_serves_with_a_rendered_line(kind: str, spec: dict[str, Any]) -> None:
+    """A pool runs with the worker in vLLM's place when nothing changes but image and command."""
+    for role, _, container in containers(spec_of(kind, **spec)):
+        words = [*map(in_a_pod, container["args"]), "--profile", "H20x8"]
+        args = parse(words, "worker", add_own, lambda _: None)
+        variables = environment_in(container)
+        check(args, variables, lambda _: None)
+        config = read_config(args, variables)
+        assert config.kv_transfer is not None
+        assert config.kv_transfer.role == ROLES[role]
 
 
 @st.composite
