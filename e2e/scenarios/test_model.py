@@ -104,7 +104,8 @@ def clean(stack: Stack) -> None:
     wait = ("--ignore-not-found", "--wait=true", "--timeout=90s", "-n", NAMESPACE)
     kubectl("east", "delete", "prfaascluster", POOL, *wait)
     kubectl("east", "delete", f"pod/{SOURCE}", f"service/{SOURCE}", f"configmap/{SOURCE}", *wait)
-    eventually(lambda: not fetch_pods(stack), 60, "the fetch pods outlived their pool")
+    children = ("deployments,jobs,pods", "-l", f"prfaas.io/cluster={POOL}")
+    eventually(lambda: not stack.objects("east", *children), 90, "children outlived their pool")
     for node in stack.datacenters.node_addresses("east"):
         stack.datacenters.exec_in_node(node, "rm", "-rf", FOLDER)
 
