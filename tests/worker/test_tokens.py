@@ -44,6 +44,7 @@ async def test_generation_from_ids() -> None:
     asked: dict[str, Any] = {
         "token_ids": token_ids(PROMPT.encode()),
         "sampling_params": {"max_tokens": 4, "logprobs": 1, "prompt_logprobs": 0, "n": 2},
+        "kv_transfer_params": None,
         "request_id": "mine",
     }
     async with serving(SCALE_OUT) as (client,):
@@ -56,7 +57,11 @@ async def test_generation_from_ids() -> None:
     assert len(body["choices"][0]["logprobs"]["content"]) == 4
     assert len(body["prompt_logprobs"]) == len(asked["token_ids"])
     assert body["usage"]["completion_tokens"] == 8
-    assert json.loads(events[0])["choices"][0]["token_ids"] == first
+    choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    streamed = [choice for choice in choices if choice["index"] == 0]
+    assert [each for choice in streamed for each in choice["token_ids"]] == first
+    assert [choice["finish_reason"] for choice in streamed][-1] == "length"
+    assert sum(len(choice["token_ids"]) for choice in choices) == 8
     assert events[-1] == "[DONE]"
 
 

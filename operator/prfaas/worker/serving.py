@@ -187,7 +187,7 @@ class Serving:
         begun = [False] * len(chunks)
         words = [answer_words(b"", b"") for _ in chunks]
         open_choices = len(chunks)
-        async for index, fresh, reason in self._merged(run):
+        async for index, fresh, reason in self.merged(run):
             generation, chunk = run.generations[index], chunks[index]
             if reason == "error":
                 yield error_event(internal_error()) + DONE
@@ -196,7 +196,7 @@ class Serving:
             counted = self._counted(run, index) if continuous else None
             if not begun[index]:
                 begun[index] = True
-                words[index] = self._words(generation)
+                words[index] = self.words(generation)
                 if asked.chat:
                     events.append(chunk.role())
                 elif asked.echo:
@@ -303,17 +303,18 @@ class Serving:
             texts.extend(fresh)
         if reason == "error":
             raise internal_error()
-        words = () if run.asked.plain else tuple(islice(self._words(generation), len(texts)))
+        words = () if run.asked.plain else tuple(islice(self.words(generation), len(texts)))
         return Outcome("".join(texts), words, reason, generation.stop_reason, run.prompts[index])
 
-    def _words(self, generation: Generation) -> Iterator[str]:
+    def words(self, generation: Generation) -> Iterator[str]:
+        """The whole text of every token of an answer whose state is known."""
         return answer_words(generation.state, generation.last, generation.sampling.choice)
 
     def _counted(self, run: Run, index: int) -> dict[str, Any]:
         tokens = run.asked.prompt_tokens[index // run.asked.n]
         return usage(tokens, run.generations[index].sequence.generated)
 
-    async def _merged(self, run: Run) -> AsyncIterator[tuple[int, list[str], str | None]]:
+    async def merged(self, run: Run) -> AsyncIterator[tuple[int, list[str], str | None]]:
         """What every generation says, as it says it."""
         if len(run.generations) == 1:
             generation, reason = run.generations[0], None

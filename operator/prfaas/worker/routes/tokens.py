@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from aiohttp import web
 
-from prfaas.worker.answers import Head, Outcome, event, whole_answer, without_nulls
-from prfaas.worker.errors import ApiError, bad_body, bad_request
+from prfaas.worker.answers import DONE, Head, Outcome, error_event, event, whole_answer
+from prfaas.worker.errors import ApiError, bad_body, bad_request, internal_error
 from prfaas.worker.fields import check_model, parse_object, text_or_ids
 from prfaas.worker.logprobs import answer_ids, chat_logprobs, prompt_logprobs
 from prfaas.worker.openai import Asked, chat_request, completion_request, sampling_of
@@ -178,13 +179,29 @@ class Tokens:
         headers = answer_headers(http, self._serving.config.request_id_headers)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"} | headers)
         await response.prepare(http)
-        outcomes = await self._serving.outcomes(run)
-        for index, outcome in enumerate(outcomes):
-            body = {"request_id": base, "output_mode": "tokens", "choices": [_choice(run.asked, index, outcome)]}
-            await response.write(event(without_nulls(body)))
-        await response.write(b"data: [DONE]\n\n")
+        async for part in self._events(run, base):
+            await response.write(part)
         await response.write_eof()
         return response
+
+    async def _events(self, run: Run, base: str) -> AsyncIterator[bytes]:
+        words: dict[int, Iterator[str]] = {}
+        async for index, fresh, reason in self._serving.merged(run):
+            generation = run.generations[index]
+            if reason == "error":
+                yield error_event(internal_error()) + DONE
+                return
+            said = tuple(islice(words.setdefault(index, self._serving.words(generation)), len(fresh)))
+            choice = _choice(run.asked, index, Outcome("", said, reason or "", None))
+            body: dict[str, Any] = {
+                "request_id": base,
+                "output_mode": "tokens",
+                "choices": [choice | {"finish_reason": reason}],
+            }
+            if generation.kv_params is not None:
+                body["kv_transfer_params"] = generation.kv_params
+            yield event(body)
+        yield DONE
 
     def _rendered_request(self, http: web.Request, fields: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
         prefix = "chatcmpl" if asked.chat else "cmpl"
