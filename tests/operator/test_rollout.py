@@ -43,7 +43,9 @@ RECONCILES = {
 }
 FP8 = {"engine": {"args": ["--kv-cache-dtype", "fp8"]}}
 """Changes the key."""
-PLAIN: Object = {"engine": {"args": []}}
+REVISION = {"model": {"revision": "r2"}}
+"""So does this."""
+MAIN = {"model": {"revision": "main"}}
 POLICY = RoutingPolicy.build(
     pd_cluster_uid="u", epoch=1, version=1, model="m", thresholds=(LinkThreshold(link="to-east", tokens=1000),)
 )
@@ -260,21 +262,22 @@ async def test_the_pd_pool_goes_first_waits_for_its_peer_and_both_end_on_the_new
 
 async def test_the_prefill_pool_goes_first_keeps_an_old_instance_and_may_go_back(stage: Stage) -> None:
     bench, old = stage.bench, await stage.key(*EAST)
-    await bench.edit(*EAST, FP8)
+    await bench.edit(*EAST, REVISION)
     await stage.settle()
     new = await stage.key(*EAST)
     assert await stage.groups(*EAST) == {old: (1, 0), new: (1, 0)}
     assert await stage.seen(*EAST) == ("True", "WaitingForPeer")
     assert "link to-west" in await bench.message(*EAST, "Reconciling")
+    assert (await bench.conditions(*LINKS[0]))["Compatible"] == ("True", "Matched")
     # What no instance of west can pair with is not mirrored.
     keys = {each.compatibility_key for each in (await stage.pools()).remote["to-east"]}
     assert keys == {old}
 
-    await bench.edit(*WEST, FP8)
+    await bench.edit(*WEST, REVISION)
     for _ in range(3):
         await stage.round()
-    await bench.edit(*WEST, PLAIN)
-    await bench.edit(*EAST, PLAIN)
+    await bench.edit(*WEST, MAIN)
+    await bench.edit(*EAST, MAIN)
     await stage.settle()
     for pool, counts in ((WEST, (1, 2)), (EAST, (2, 0))):
         assert await stage.groups(*pool) == {old: counts}
