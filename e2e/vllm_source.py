@@ -8,6 +8,7 @@ milliseconds for a command line. `python -m e2e.vllm_source` fetches what is mis
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -118,7 +119,8 @@ class VllmParser:
     def __exit__(self, *_error: object) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         self._process.wait()
         self._log.close()
 
@@ -134,8 +136,9 @@ class VllmParser:
 
     def _ask(self, request: dict[str, Any] | None) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,14 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.Captu
     assert "no *.yaml in this folder" in refused(capsys, "-f", str(tmp_path))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
     assert "binary.yaml: is not text" in refused(capsys, "-f", str(tmp_path))
+
+
+def test_a_reader_that_has_enough_is_no_error(written: Any) -> None:
+    many = written(*(pool() | {"metadata": {"name": f"pool{number}"}} for number in range(8)))
+    command = f"{sys.executable} -m prfaas.cli.main render -f {many} | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "---\n"
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,14 @@ def test_a_parser_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tm
         VllmParser().__enter__()
 
 
+def test_a_parser_that_ends_says_so() -> None:
+    with VllmParser() as parser:
+        parser._process.kill()
+        parser._process.wait()
+        with pytest.raises(VllmSourceError, match="vLLM's parser ended"):
+            parser.parse(["org/model"])
+
+
 def test_values_of_a_refused_line_are_no_values() -> None:
     with pytest.raises(AssertionError, match="vLLM refuses the command line: no such flag"):
         Parsed(error="no such flag", status=2)["port"]

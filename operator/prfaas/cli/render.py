@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -94,10 +95,14 @@ def run(args: argparse.Namespace) -> int:
             _say(line)
         return 1
     if args.output == "args":
-        lines = [line for _, objects in pages for line in dict.fromkeys(_command_lines(objects))]
-        sys.stdout.writelines(f"{line}\n" for line in lines)
+        text = "".join(f"{line}\n" for _, objects in pages for line in dict.fromkeys(_command_lines(objects)))
     else:
-        _print_yaml(pages)
+        text = "".join(_yaml(title, obj) for title, objects in pages for obj in objects)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -203,10 +208,7 @@ def shell_word(word: str) -> str:
     return "".join([*parts, shlex.quote(rest)] if rest or not parts else parts)
 
 
-def _print_yaml(pages: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
+def _yaml(title: str, obj: dict[str, Any]) -> str:
     import yaml
 
-    for title, objects in pages:
-        for obj in objects:
-            text = yaml.safe_dump(obj, sort_keys=False, width=float("inf"), allow_unicode=True)
-            print(f"---\n# of {title}\n{text}", end="")
+    return f"---\n# of {title}\n{yaml.safe_dump(obj, sort_keys=False, width=float('inf'), allow_unicode=True)}"
