@@ -266,6 +266,10 @@ def test_the_life_of_blocks_is_measured() -> None:
     now[0] = 9.0
     pool.take(1)
     assert seen == {"life": [9], "idle": [4], "gap": [2]}
+    pool.give_back(blocks)
+    assert pool.forget_all()
+    pool.take(1)
+    assert seen["life"] == [9], "a reset ends no life"
 
 
 async def test_speculation_is_counted_by_position() -> None:
@@ -330,11 +334,17 @@ async def test_the_request_that_crosses_the_token_limit_is_admitted() -> None:
     """Whole prompts count until their first token, whatever of them is computed or cached."""
     clock = ManualClock()
     engine = Engine(config(max_queued_tokens=100, time_scale=1), clock)
-    for name in ("below", "crosses"):
-        engine.submit(Ask(name, b"word" * 99, 99, 2))
+    engine.submit(Ask("below", b"word" * 99, 99, 2))
+    engine.check_admission()
+    engine.submit(Ask("reaches", b"word", 1, 2))
     with pytest.raises(AdmissionError, match="prefill token backlog"):
         engine.submit(Ask("refused", b"a", 1, 1))
-    clock.advance(1.2)  # the first has its first token, the second found all but its last block
+    clock.advance(1.2)  # the first has its first token
+    engine.turn(clock.now())
+    engine.submit(Ask("crosses", b"word" * 150, 150, 2))
+    with pytest.raises(AdmissionError, match="prefill token backlog"):
+        engine.submit(Ask("refused", b"a", 1, 1))
+    clock.advance(60)
     engine.turn(clock.now())
     engine.submit(Ask("fits again", b"a", 1, 1))
 

@@ -44,5 +44,4 @@ def batch(
     most = tier.tokens * doubled
     if not chunked:
         most = max(most, max_model_len)
-    most = min(most, seqs * max_model_len)
-    return Batch(most, min(seqs, most) if sequences is None else seqs)
+    return Batch(min(most, seqs * max_model_len), seqs)
