@@ -168,6 +168,7 @@ class RealParser:
             serve.__dict__[start] = lambda _args: None
         self._command = serve.ServeSubcommand()
         self._arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+        self._environment: Any = importlib.import_module("vllm.envs")
         self._usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         self._parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
         self._serve = self._command.subparser_init(self._parser.add_subparsers(dest="subparser"))
@@ -213,6 +214,7 @@ class RealParser:
         whole = engine.create_engine_config(self._usage.OPENAI_API_SERVER, headless=headless)
         self._whole._post_init_kv_transfer_config(whole)
         self._whole._verify_kv_transfer_compat(whole)
+        _ = self._environment.VLLM_PORT  # looked at, and checked, when the engine's sockets are made
         return {name: plain(getattr(whole, name)) for name in CONFIGURED}
 
     def options(self) -> dict[str, Any]:
