@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.worker.kv.nixl_pull import NixlPull
 from prfaas.worker.kv.wire import Kind
 from prfaas.worker.oracle import expected_text
 from tests.worker.relay import Frames, relaying, unchanged
@@ -184,7 +185,9 @@ async def test_a_release_that_cannot_be_delivered_is_counted() -> None:
         async with serving(PREFILL) as (east,):
             kv = await east.prefill(PROMPT)
         await west.post("/v1/completions", {"prompt": "", "kv_transfer_params": kv})
-        await until(lambda: not west.worker.engine.transfers._background, "release tried")
+        transfers = west.worker.engine.transfers
+        assert isinstance(transfers, NixlPull)
+        await until(lambda: not transfers._background, "release tried")
         assert await west.metric("vllm:nixl_num_failed_notifications_total") == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.kv.mooncake import Mooncake
-from prfaas.worker.kv.wire import Kind
+from prfaas.worker.kv.wire import Kind, connect
 from prfaas.worker.oracle import expected_text
 from tests.worker.relay import flip, relaying
 from tests.worker.rig import MODEL, PROMPT, Client, config, facts, failed, profile, serving, until
@@ -220,9 +220,25 @@ async def test_a_prefill_leg_that_is_given_up_fails_the_decode_leg_at_once() -> 
         await until(lambda: connector(east)._server._connections, "the decode worker waits")
         await until(lambda: east.worker.engine.scheduler.running, "prefill running")
         prefilling.cancel()
-        assert failed(await decode)
+        assert failed(await asyncio.wait_for(decode, 5))
         assert east.worker.engine.pool.used == 0
         assert west.worker.engine.pool.used == 0
+
+
+async def test_a_reader_that_is_gone_without_a_word_frees_the_prefill_side() -> None:
+    async with serving(replace(SENDER, time_scale=10)) as (east,):
+        transfer = east.worker.config.kv_transfer
+        assert transfer is not None
+        reader = await connect("127.0.0.1", connector(east).port, 5)
+        reader.send_json(Kind.OPEN, engine=transfer.engine_id)
+        reader.send_json(Kind.WANT, transfer="t", tokens=430)
+        prefilling = asyncio.create_task(prefill(east))
+        await until(lambda: connector(east)._server._connections, "heard")
+        reader.abort()
+        await until(lambda: connector(east)._lost, "gone")
+        assert (await prefilling)[0] == 200
+        assert connector(east).kept == 0
+        assert east.worker.engine.pool.used == 0
 
 
 # The bootstrap server.

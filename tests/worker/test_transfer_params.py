@@ -183,8 +183,10 @@ async def test_a_handshake_that_is_no_message_ends_the_listener_too() -> None:
 async def test_a_handshake_that_fails_counts_once_for_all_that_wait_for_it() -> None:
     async with serving(PREFILL, replace(DECODE, dtype="float16")) as (east, west):
         legs = [await east.prefill(PROMPT) for _ in range(3)]
-        asked = [west.complete(PROMPT, kv_transfer_params=kv) for kv in legs]
-        assert all(failed(answer) for answer in await asyncio.gather(*asked))
+        async with relaying(legs[0]["remote_port"]) as relay:
+            asked = [west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}) for kv in legs]
+            assert all(failed(answer) for answer in await asyncio.gather(*asked))
+            assert relay.seen == [Kind.HELLO, Kind.WELCOME]
         assert await west.metric("vllm:nixl_num_failed_transfers_total") == 1
 
 

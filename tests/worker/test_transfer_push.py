@@ -241,6 +241,30 @@ async def test_blocks_of_an_aborted_decode_leg_come_back_on_both_sides(when: str
             await until(lambda: east.worker.engine.pool.used == 0, "prefill side free")
 
 
+async def test_a_lease_does_not_end_while_its_cache_is_written() -> None:
+    async with serving(config("kv_producer", lease=60, transfer=PUSH), TAKER) as (east, west):
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        transfers = connector(west)
+        take_in = transfers._take_in
+
+        async def slowly(*given: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await take_in(*given)
+
+        transfers._take_in = slowly  # type: ignore[method-assign, assignment]  # a decode worker that is slow to take
+        decode = asyncio.create_task(leg(west, source(east), 20))
+        await until(lambda: connector(east)._registered, "registered")
+        await leg(east, ASKED, 1)
+        await begun.wait()
+        end = asyncio.get_running_loop().time() + 0.2
+        await until(lambda: asyncio.get_running_loop().time() > end, "three leases later")
+        assert connector(east).kept == 1
+        go_on.set()
+        assert (await decode)[0] == 200
+        assert await east.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
 async def test_nobody_writes_for_long_and_the_watchdog_says_so(caplog: pytest.LogCaptureFixture) -> None:
     quick = PUSH | {"push_registration_seconds": 50}
     taker, writer = config("kv_consumer", transfer=quick), config("kv_producer", transfer=quick)

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from prfaas.worker.kv.lanes import Cache, Outgoing
 from prfaas.worker.kv.nixl_pull import NixlPull
-from prfaas.worker.kv.wire import Kind
+from prfaas.worker.kv.wire import Connection, Kind, connect
 from prfaas.worker.oracle import expected_text
 from tests.worker.relay import Frames, relaying, unchanged
 from tests.worker.rig import DECODE, MODEL, PREFILL, PROMPT, Client, config, failed, serving, until
@@ -194,6 +195,8 @@ async def test_a_prefill_worker_that_cannot_be_told_frees_when_the_lease_ends() 
             status, body = await west.complete(PROMPT, 20, kv_transfer_params=kv | {"remote_port": relay.port})
         assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
         await until(lambda: east.worker.engine.pool.used == 0, "lease ended")
+        await until(lambda: not connector(west)._background, "given up")
+        assert await west.metric("vllm:nixl_num_failed_notifications_total") == 1
         assert await east.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
 
 
@@ -214,6 +217,45 @@ async def test_a_lane_that_breaks_fails_the_transfer_and_frees_the_request() -> 
             assert failed(await west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))
         assert lanes == 3
         assert await west.metric("vllm:nixl_num_failed_transfers_total") == 1
+
+
+async def test_a_writer_ends_its_transfer_only_when_every_lane_was_read() -> None:
+    read, may_close = asyncio.Event(), asyncio.Event()
+    kinds: list[Kind] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        while (frame := await connection.receive()) is not None:
+            kinds.append(frame[0])
+            if frame[0] is Kind.LANE:
+                while await connection.expect_one_of(Kind.DATA, Kind.END) != (Kind.END, b""):
+                    pass
+                read.set()
+                await may_close.wait()
+                break
+        await connection.close()
+
+    async def go_on(_: int) -> bool:
+        return False
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        first, lane = [await connect("127.0.0.1", port, 5) for _ in range(2)]
+        outgoing = Outgoing(Cache("e", "r", 9, 500_000), bytes(32), go_on)
+        lane.send_json(Kind.LANE, token=outgoing.token)
+        carrying = asyncio.create_task(outgoing.carry(lane, until_read=5))
+        await asyncio.sleep(0)
+        sending = asyncio.create_task(outgoing.send(first))
+        await read.wait()
+        await until(lambda: Kind.END in kinds, "the first lane ended")
+        assert Kind.CHECKSUM not in kinds
+        assert not sending.done()
+        may_close.set()
+        await asyncio.gather(carrying, sending)
+        await until(lambda: Kind.CHECKSUM in kinds, "all read")
+        for connection in (first, lane):
+            await connection.close()
 
 
 @pytest.mark.parametrize(("lanes", "joined"), [(1, 0), (4, 3), (16, 3)])

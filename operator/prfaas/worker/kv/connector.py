@@ -247,8 +247,9 @@ class Networked(Connector):
         return prompt_tokens - (self.services.config.attention == "hybrid")
 
     def received(self, connection: Connection) -> None:
-        """Count what came on a connection that this engine opened."""
-        self.wire_received.inc(connection.received)
+        """Count what came, since the last call, on a connection that this engine opened."""
+        self.wire_received.inc(connection.received - connection.counted)
+        connection.counted = connection.received
 
     def in_background(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it beside everything else; ended by `stop`."""

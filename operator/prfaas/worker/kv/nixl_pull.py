@@ -34,6 +34,7 @@ class NixlPull(Networked):
             peers=self._peers,
             heartbeat_seconds=heartbeat_seconds(transfer.lease_seconds) / config.time_scale,
             cache=self.cache,
+            in_background=self.in_background,
             count_untold=self.measured.failed_notifications.inc,
         )
         self._server = KVServer(
@@ -149,6 +150,8 @@ class NixlPull(Networked):
                     sending = asyncio.create_task(self._send(connection, lease))
                 elif kind in (Kind.DONE, Kind.RELEASE):
                     self._end(request_id, "used" if kind is Kind.DONE else "released")
+                    if kind is Kind.DONE:
+                        connection.send_json(Kind.RECEIVED, request=request_id)
                 else:
                     raise WireError(f"unexpected {kind.name}")
         finally:

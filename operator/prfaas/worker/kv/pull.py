@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from prfaas.worker.clock import Clock
 from prfaas.worker.kv.lanes import Cache, Incoming, lanes_for, started
@@ -102,6 +103,7 @@ class Puller:
     heartbeat_seconds: float
     cache: Callable[[str, str, int], Cache]
     """What a transfer from an engine, of a request, of so many tokens must be."""
+    in_background: Callable[[Coroutine[Any, Any, None]], object]
     count_untold: Callable[[], None]
     """A prefill worker could not be told that its cache was read."""
 
@@ -113,13 +115,15 @@ class Puller:
         peer = peer_of(remote)
         await self.peers.shake(peer)
         connection = await self.reader.open((remote.host, remote.port), remote.engine_id)
+        done = False
         try:
             if remote.tp_size is None:
                 await start.wait()  # vLLM sends no heartbeats without it
             else:
                 await self._beat(connection, remote, start)
             pulled = await self._transfer(connection, remote, tokens)
-            await self._done(connection, remote)
+            done = True
+            self.in_background(self._tell_done(connection, remote))
             return pulled
         except RefusedError as refusal:
             if refusal.reason == "engine":
@@ -128,8 +132,9 @@ class Puller:
         except (WireError, PayloadError) as error:
             raise _failed(remote, error) from error
         finally:
-            connection.abort()
             self.reader.count(connection)
+            if not done:
+                connection.abort()
 
     async def release(self, remote: RemoteBlocks) -> None:
         """Tell the prefill worker that nobody will pull; TransferError if it cannot be told."""
@@ -137,16 +142,19 @@ class Puller:
         address = (remote.host, remote.port)
         await self.reader.tell(address, remote.engine_id, Kind.RELEASE, request=remote.request_id)
 
-    async def _done(self, connection: Connection, remote: RemoteBlocks) -> None:
-        """The cache is here whether or not the prefill worker can be told so."""
+    async def _tell_done(self, connection: Connection, remote: RemoteBlocks) -> None:
+        """The cache is here whether or not the prefill worker can be told so, and the request does not wait for it."""
         try:
             connection.send_json(Kind.DONE, request=remote.request_id)
-            await within(self.reader.connect_seconds, connection.finish())
+            await within(self.reader.connect_seconds, connection.expect(Kind.RECEIVED))
         except WireError as error:
             log.warning(
                 "KV of request %s stays at the prefill worker until its lease ends: %s", remote.request_id, error
             )
             self.count_untold()
+        finally:
+            connection.abort()
+            self.reader.count(connection)
 
     async def _beat(self, connection: Connection, remote: RemoteBlocks, until: asyncio.Event) -> None:
         clock = self.reader.clock

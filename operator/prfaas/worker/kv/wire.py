@@ -7,7 +7,7 @@ what it is for.
     OPEN  {engine}               notifications and reads of one request. Then, from a reader (NIXL pull):
         HEARTBEAT {request}          extends the lease while the reader's queue is long
         PULL {request, blocks, tokens, tp, lanes}    asks for a transfer, see below
-        DONE {request}               frees the blocks
+        DONE {request}               frees the blocks; RECEIVED comes back
         RELEASE {request}            frees them without a transfer: the reader gave up
         REGISTER {request_id, ...}   (NIXL push) where the writer is to write to; RELEASE takes it back
     OPEN, PUSH {request, ...}    from a writer (NIXL push): a transfer begins; RECEIVED comes back when it is whole
@@ -77,6 +77,8 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.sent = self.received = 0
+        self.counted = 0
+        """Of the received bytes, those that are in the metrics."""
 
     def send(self, kind: Kind, body: bytes) -> None:
         """Hand a frame to the socket without waiting."""
@@ -130,15 +132,6 @@ class Connection:
         if frame[0] not in kinds:
             raise WireError(f"{frame[0].name} received, {names} expected")
         return frame
-
-    async def finish(self) -> None:
-        """End what is sent and wait until the peer has read it all and ends too; WireError if it is gone."""
-        try:
-            self._writer.write_eof()
-        except OSError as error:
-            raise WireError(f"connection lost: {error}") from error
-        if await self.receive() is not None:
-            raise WireError("a frame came, the end expected")
 
     async def close(self) -> None:
         """End the connection after what was sent; never raises for a peer that is gone."""
