@@ -207,7 +207,7 @@ class RealParser:
         if length in (None, -1):  # the model's own: never the reason of a refusal
             length = min(131_072, engine.max_num_batched_tokens or 131_072)
         model = types.SimpleNamespace(**MODEL, model=engine.model, tokenizer=engine.model, max_model_len=length)
-        model.enable_sleep_mode = engine.enable_sleep_mode
+        model.enable_sleep_mode = False  # with it vLLM asks the connector's class, which needs kernels
         model.enable_cumem_allocator = engine.enable_cumem_allocator or engine.enable_sleep_mode
         engine.create_model_config = lambda: model
         engine.create_speculative_config = lambda **_: None  # it looks at the draft model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -172,13 +173,13 @@ WITH_THE_MODEL = ("block_size", "mm_encoder_attn_backend")
 class Worker:
     """The worker's parser and checks, with none of its own flags."""
 
-    def parse(self, words: list[str]) -> Parsed:
+    def parse(self, words: list[str], environment: Mapping[str, str] | None = None) -> Parsed:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
                 args = parse(words, "vllm", without_own_flags, lambda _: None)
             values = dict(vars(args))
-            check(args, {}, lambda _: None)
+            check(args, environment or {}, lambda _: None)
         except SystemExit as error:
             return Parsed(error=said.getvalue().rpartition("error: ")[2].strip(), status=int(str(error.code)))
         except CommandLineError as error:
@@ -257,6 +258,33 @@ def test_odd_words(line: str, vllm: VllmParser) -> None:
 def test_no_words_at_all(vllm: VllmParser) -> None:
     ours, real = Worker().parse([]), vllm.parse([])
     assert (ours.status, ours["model_tag"]) == (real.status, real["model_tag"]) == (0, None)
+
+
+NIXL = '--kv-transfer-config={"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
+MOVING = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"VLLM_PORT": "tcp://10.96.0.1:8000"}, []),
+        ({"VLLM_PORT": "eight"}, []),
+        ({"VLLM_PORT": "8123"}, []),
+        ({"VLLM_NONSENSE": "1"}, []),
+        ({"VLLM_NONSENSE": "1"}, ["--fail-on-environ-validation"]),
+        ({"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1"}, ["--fail-on-environ-validation"]),
+        (MOVING, []),
+        (MOVING, [NIXL]),
+        (MOVING, [NIXL, "--enable-cumem-allocator"]),
+        (MOVING, [NIXL, "--enable-sleep-mode"]),
+        (MOVING, ["--kv-offloading-size", "1"]),
+        ({}, ["--grpc-port", "50051"]),
+    ],
+)
+def test_variables(environment: dict[str, str], words: list[str], vllm: VllmParser) -> None:
+    line = ["org/model", *words]
+    ours, real = Worker().parse(line, environment), vllm.parse(line, environment)
+    assert ours.status == real.status, (ours.error, real.error)
 
 
 @pytest.mark.parametrize("gone", TABLE["flag_names_not_accepted_in_0_33"])
