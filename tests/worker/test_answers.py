@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from prfaas.worker.answers import Chunks, Head
 from prfaas.worker.frontend import FrontEnd
+from prfaas.worker.openai import Asked
 from prfaas.worker.oracle import (
     LIKELIEST,
     Sampling,
@@ -131,6 +133,14 @@ async def test_token_ids_come_back_on_request() -> None:
     assert [each for chunk in chunks for each in chunk["choices"][0]["token_ids"]] == said
     assert chat["prompt_token_ids"] == role["prompt_token_ids"]
     assert [each for chunk in rest for each in chunk["choices"][0]["token_ids"]] == chat["choices"][0]["token_ids"]
+
+
+def test_a_streams_first_event_has_the_prompts_ids_and_no_other() -> None:
+    asked = Asked(chat=False, model=MODEL, prompts=(b"",), prompt_tokens=(2,), max_tokens=2, return_ids=True)
+    chunks = Chunks(asked, Head("cmpl-x", 0, MODEL, None), prompt=b"abcdefgh")
+    events = [chunks.token(word, [word]) for word in (" bab", " bad")]
+    shown = [json.loads(event.removeprefix(b"data: "))["choices"][0]["prompt_token_ids"] for event in events]
+    assert shown == [token_ids(b"abcdefgh"), None]
 
 
 async def test_a_decode_worker_may_be_given_the_token_ids_of_a_chat() -> None:

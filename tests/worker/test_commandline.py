@@ -106,7 +106,10 @@ def test_dotted_keys_keep_underscores_and_numbers_become_numbers(capsys: pytest.
     assert parsed("m", "--kv-events-config.topic", '"5"').kv_events_config == {"topic": "5"}
     extra = parsed("m", "--kv_transfer_config.kv_connector_extra_config.a.b", "8k").kv_transfer_config
     assert extra == {"kv_connector_extra_config": {"a": {"b": 8000}}}
-    listed = parsed("m", "--kv-transfer-config.kv_connector_extra_config.l+", "x,y").kv_transfer_config
+    flag = "--kv-transfer-config.kv_connector_extra_config"
+    both = parsed("m", f"{flag}.a", "1", "--port", "2", f"{flag}.b=text").kv_transfer_config
+    assert both == {"kv_connector_extra_config": {"a": 1, "b": "text"}}
+    listed = parsed("m", f"{flag}.l+", "x,y").kv_transfer_config
     assert listed == {"kv_connector_extra_config": {"l": ["x", "y"]}}
 
 

@@ -51,6 +51,17 @@ async def test_a_message() -> None:
     assert natural["stop_reason"] == "max_tokens"
 
 
+async def test_a_message_counts_what_was_cached_apart() -> None:
+    talk = [{"role": "user", "content": PROMPT * 20}]
+    async with serving(replace(config(), prompt_tokens_details=True)) as (client,):
+        _, first = await client.post("/v1/messages", {"messages": talk, "max_tokens": 1})
+        _, again = await client.post("/v1/messages", {"messages": talk, "max_tokens": 1})
+    assert first["usage"]["cache_read_input_tokens"] == 0
+    cached = again["usage"]["cache_read_input_tokens"]
+    assert cached > 0
+    assert again["usage"]["input_tokens"] + cached == first["usage"]["input_tokens"]
+
+
 async def test_a_stream_of_a_message() -> None:
     async with serving(replace(config(), time_scale=50)) as (client,):
         events = await named(client, "/v1/messages", {"messages": CHAT, "max_tokens": 3})
