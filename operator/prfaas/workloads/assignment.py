@@ -20,6 +20,7 @@ running it on a settled pool gives no action. A mark never changes how many inst
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -187,25 +188,24 @@ def _choose(
 ) -> tuple[dict[str, Role], dict[str, Hold]]:
     """Which changes are made now, and why the others wait. `alone`: nothing else is on its way in this step."""
     left = max_unavailable - sum(not child.ready for child in stay)
-    ready = [child for child in stay if child.ready]
+    ready = _ready(stay)
     chosen: dict[str, Role] = {}
     held: dict[str, Hold] = {}
     losses: list[tuple[Change, frozenset[Ability]]] = []
     for child, role in changes:
-        lost = _lost(ready, child, pairing)
         if not child.ready:
             chosen[child.name] = role
         elif left < 1:
             held[child.name] = Hold(Cause.BUDGET)
-        elif pairing is not None and lost:
-            peers = pairing.peers(lost, map(_member, ready), total)
+        elif pairing is not None and (lost := _lost(ready, child, pairing)):
+            peers = pairing.peers(lost, ready, total)
             held[child.name] = Hold(Cause.PEER if peers else Cause.GROUP, peers)
             losses.append(((child, role), lost))
         else:
             chosen[child.name] = role
-            ready.remove(child)
+            ready -= Counter([_member(child)])
             left -= 1
-    if pairing is not None and alone and not chosen and len(ready) == len(stay):
+    if pairing is not None and alone and not chosen and all(child.ready for child in stay):
         spared = _bearable(losses, ready, pairing, total)
         if spared is not None:
             child, role = spared
@@ -216,26 +216,30 @@ def _choose(
 
 
 def _bearable(
-    losses: Sequence[tuple[Change, frozenset[Ability]]], ready: Sequence[Observed], pairing: Pairing, total: int
+    losses: Sequence[tuple[Change, frozenset[Ability]]], ready: Counter[Member], pairing: Pairing, total: int
 ) -> Change | None:
     """Of the changes that all take something, the one to make; None: each is to wait."""
-    before = pairing.abilities(map(_member, ready))
+    before = pairing.abilities(ready)
 
     def not_made_good(change: Change) -> bool:
         child, role = change
-        after = [_member(each) for each in ready if each is not child]
+        after = ready - Counter([_member(child)])
         return not before <= pairing.abilities([*after, Member(role, pairing.key)])
 
-    fit = [change for change, lost in losses if pairing.bearable(lost, map(_member, ready), total)]
+    fit = [change for change, lost in losses if pairing.bearable(lost, ready, total)]
     return min(fit, key=not_made_good, default=None)
 
 
-def _lost(ready: Sequence[Observed], child: Observed, pairing: Pairing | None) -> frozenset[Ability]:
-    """What the pool could not do without this child."""
-    if pairing is None or not child.ready:
+def _ready(children: Iterable[Observed]) -> Counter[Member]:
+    return Counter(_member(child) for child in children if child.ready)
+
+
+def _lost(ready: Counter[Member], child: Observed, pairing: Pairing | None) -> frozenset[Ability]:
+    """What the pool could not do without this child: nothing, as long as there is another of its role and key."""
+    member = _member(child)
+    if pairing is None or not child.ready or ready[member] > 1:
         return frozenset()
-    without = [_member(each) for each in ready if each is not child]
-    return pairing.abilities(map(_member, ready)) - pairing.abilities(without)
+    return pairing.abilities(ready) - pairing.abilities(ready.keys() - {member})
 
 
 def _member(child: Observed) -> Member:
@@ -247,11 +251,10 @@ def _in_turn(outdated: Sequence[Observed], stay: Sequence[Observed], pairing: Pa
     if pairing is None:
         return list(outdated)
 
-    def done(role: Role) -> float:
-        keys = [child.key for child in stay if child.role == role]
-        return keys.count(pairing.key) / len(keys)
-
-    return sorted(outdated, key=lambda child: (child.key == pairing.key, done(child.role), child.index))
+    there = Counter(child.role for child in stay)
+    new = Counter(child.role for child in stay if child.key == pairing.key)
+    done = {role: new[role] / count for role, count in there.items()}
+    return sorted(outdated, key=lambda child: (child.key == pairing.key, done[child.role], child.index))
 
 
 def _exchange(stay: Sequence[Observed], wanted: Wanted) -> dict[str, Role]:
@@ -280,14 +283,16 @@ def _victims(observed: Sequence[Observed], wanted: Wanted, pairing: Pairing | No
     if surplus <= 0:
         return []
     victims = sorted((child for child in observed if child.marked), key=_expendable)[:surplus]
+    rest = [child for child in observed if child not in victims]
     for _ in range(surplus - len(victims)):
-        rest = [child for child in observed if child not in victims]
-        ready = [child for child in rest if child.ready]
+        ready = _ready(rest)
         excess = _excess(rest, wanted)
         role = max(sorted(excess), key=lambda name: excess[name])
         own = [child for child in rest if child.role == role]
         taken = {child.name: len(_lost(ready, child, pairing)) for child in own}
-        victims.append(min(own, key=lambda child: (child.ready, taken[child.name], -child.index)))
+        victim = min(own, key=lambda child: (child.ready, taken[child.name], -child.index))
+        victims.append(victim)
+        rest.remove(victim)
     return victims
 
 
