@@ -231,6 +231,17 @@ def test_a_transfer_brings_the_state_of_linear_layers() -> None:
     assert (local.local_hit, remote.local_hit) == (0, 160)
 
 
+def test_who_did_not_fit_is_tried_again_when_there_is_more_to_find() -> None:
+    model = Scheduler(profile(), PrefixCache(BlockPool(4, 16)), 4, 1)
+    first, second = sequence("first", prompt=40, tokens=5), sequence("second", prompt=40, tokens=1)
+    second.kv_from_remote = True
+    for each in (first, second):
+        each.chain = chain("word" * 40)
+        model.submit(each, 0)
+    assert transfers(model.advance(1)) == [], "three blocks of four are taken"
+    assert transfers(model.advance(1.04)) == ["second"], "two of the three can be shared"
+
+
 def test_chunks_that_are_done_are_found_while_the_rest_is_not() -> None:
     model = Scheduler(profile(), PrefixCache(BlockPool(1_000, 16)), 4, 1, chunk_tokens=160)
     first, second = sequence("first", tokens=1), sequence("second", tokens=1)

@@ -58,6 +58,16 @@ async def test_a_decode_worker_reports_what_the_prefill_worker_had() -> None:
         assert await prefill.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 430 + 14
 
 
+async def test_a_decode_worker_of_a_hybrid_model_computes_the_last_token() -> None:
+    async with serving(config("kv_producer", attention="hybrid"), config("kv_consumer", attention="hybrid")) as (
+        prefill,
+        decode,
+    ):
+        await decode.complete(SAME, 2, kv_transfer_params=await prefill.prefill(SAME))
+        for source, tokens in (("external_kv_transfer", 429), ("local_cache_hit", 0), ("local_compute", 1)):
+            assert await decode.metric("vllm:prompt_tokens_by_source_total", source=source) == tokens, source
+
+
 async def test_salts_keep_tenants_apart() -> None:
     async with serving(config(prompt_tokens_details=True)) as (client,):
         assert [cached((await client.complete(SAME, 1, cache_salt=salt))[1]) for salt in "aab"] == [0, 416, 0]
