@@ -49,6 +49,12 @@ def kubeconfig(tmp_path: Path) -> Path:
         ((*OPERATOR, "--port", "0"), "argument --port: '0' is no port"),
         ((*OPERATOR, "--resync", "nan"), "argument --resync: 'nan' is no time: give a number of seconds above 0"),
         ((*OPERATOR, "--kubeconfig", "/absent"), "argument --kubeconfig: /absent: there is no such file"),
+        (
+            ("operator", "--cluster-id", "East", "--namespace", "n", "--image", "i"),
+            "argument --cluster-id: 'East' is no name",
+        ),
+        (("render", "-f", "x", "--cluster-id", "a_b"), "argument --cluster-id: 'a_b' is no name: give up to 63 of a-z"),
+        (("render", "-f", "x", "-n", "-"), "argument -n/--namespace: '-' is no name"),
         ((*SERVE, "--kubeconfig", "/"), "argument --kubeconfig: /: is no file"),
         ((*SERVE, "--admin-port", "-1"), "argument --admin-port: '-1' is no port"),
         ((*SERVE, "--prefill-timeout", "0"), "argument --prefill-timeout: '0' is no time"),

@@ -197,6 +197,7 @@ def test_a_paused_pool_is_rendered_and_told(written: Any, capsys: pytest.Capture
         (pool(pool={"instances": 1}), "spec.pool: instances must be 0 (the pool is off) or at least"),
         (POOL | {"apiVersion": "prfaas.io/v9"}, "apiVersion: Input should be 'prfaas.io/v1alpha1'"),
         (POOL | {"metadata": {}}, "metadata.name: Field required"),
+        (POOL | {"kind": "PdCluster"}, "kind: there is no PdCluster; write PrfaaSCluster, PDCluster or"),
         (
             pool(podTemplate={"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}}),
             "spec.podTemplate.spec.containers: the container 'engine' was removed; keep it: it is the instance",
@@ -209,7 +210,7 @@ def test_what_is_wrong_is_said_with_file_document_and_field(
     file = written(POOL, document)
     err = refused(capsys, "-f", file)
     name = document["metadata"].get("name")
-    assert f"prfaas render: {file}, document 2 (PDCluster{f' {name}' if name else ''}): {said}" in err
+    assert f"prfaas render: {file}, document 2 ({document['kind']}{f' {name}' if name else ''}): {said}" in err
 
 
 def test_everything_that_is_wrong_is_said_at_once(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def label(text: str) -> str:
+    """A name as Kubernetes has it for namespaces, and we for datacenters."""
+    from prfaas.api.common import DNS_LABEL
+
+    if not re.fullmatch(DNS_LABEL, text) or len(text) > 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: give up to 63 of a-z, 0-9 and -, no - at the ends")
+    return text
 
 
 def existing_file(text: str) -> Path:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prfaas.cli.arguments import kubeconfig_file, port, seconds
+from prfaas.cli.arguments import kubeconfig_file, label, port, seconds
 
 if TYPE_CHECKING:
     from prfaas.workloads.router import RouterSettings
@@ -19,7 +19,7 @@ DEFAULT_ENVOY = "docker.io/envoyproxy/envoy:v1.40.0"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     parser = subparsers.add_parser("operator", help="run the operator of one datacenter")
-    parser.add_argument("--cluster-id", required=True, help="identity of this datacenter towards its peers")
+    parser.add_argument("--cluster-id", type=label, required=True, help="identity of this datacenter towards its peers")
     parser.add_argument(
         "--namespace", required=True, help="namespace of the operator: its Lease and the links' Secrets"
     )

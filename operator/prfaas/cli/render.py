@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from prfaas.cli.arguments import label
 from prfaas.cli.documents import Document, DocumentError, read
 from prfaas.cli.operator import add_router_arguments, router_settings
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 """Stands where children name their owner: the API server gives it when the object is created."""
 IMAGE = "ghcr.io/prfaas/prfaas"
+OURS = "prfaas.io/"
 DESCRIPTION = """\
 Print what the operator would create for every PrfaaSCluster and PDCluster in the files, as if it were new. No cluster
 is asked. With `-o args`, print the engines' command lines instead, one a line: of each pool, role, and kind of node
@@ -58,11 +60,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--role", choices=["prefill", "decode"], help="only what belongs to one role")
     parser.add_argument("-o", "--output", choices=["yaml", "args"], default="yaml", help="default: %(default)s")
-    parser.add_argument("-n", "--namespace", default="default", help="of objects that name none (%(default)s)")
+    parser.add_argument(
+        "-n", "--namespace", type=label, default="default", help="of objects that name none (%(default)s)"
+    )
     operator = parser.add_argument_group("the operator's installation, as the chart has it")
-    operator.add_argument("--cluster-id", default="here", help="identity of the datacenter (%(default)s)")
-    operator.add_argument("--operator-namespace", default="prfaas-system", help="default: %(default)s")
-    operator.add_argument("--exchange-namespace", default="prfaas-exchange", help="default: %(default)s")
+    operator.add_argument("--cluster-id", type=label, default="here", help="identity of the datacenter (%(default)s)")
+    operator.add_argument("--operator-namespace", type=label, default="prfaas-system", help="default: %(default)s")
+    operator.add_argument("--exchange-namespace", type=label, default="prfaas-exchange", help="default: %(default)s")
     operator.add_argument("--image", default=None, help=f"image of prfaas (default: {IMAGE} of this version)")
     add_router_arguments(operator)
     parser.set_defaults(run=run)
@@ -86,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
             case "InterClusterLink":
                 _check(document, args.namespace, errors)
                 _say(f"{document.title}: nothing is created before its peer was read; then the peer's endpoints are")
+            case kind if str(document.content.get("apiVersion", "")).startswith(OURS):
+                known = "PrfaaSCluster, PDCluster or InterClusterLink"
+                errors.append(f"{document.title}: kind: there is no {kind or 'object without a kind'}; write {known}")
             case _:
                 _say(f"{document.title}: not an object of the operator's, left out")
     if not errors and not documents:
