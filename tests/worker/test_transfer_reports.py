@@ -250,6 +250,7 @@ async def test_a_writer_ends_its_transfer_only_when_every_lane_was_read() -> Non
         await read.wait()
         await until(lambda: Kind.END in kinds, "the first lane ended")
         assert Kind.CHECKSUM not in kinds
+        assert not carrying.done(), "the lane is not over before its reader ends it"
         assert not sending.done()
         may_close.set()
         await asyncio.gather(carrying, sending)
