@@ -13,7 +13,7 @@ from prfaas.worker.kv import nixl_pull
 from prfaas.worker.kv.nixl_pull import NixlPull
 from prfaas.worker.kv.params import blocks_digest
 from prfaas.worker.kv.payload import PayloadWriter, checksum
-from prfaas.worker.kv.wire import Connection, Kind, WireError
+from prfaas.worker.kv.wire import Connection, Kind, WireError, connect
 from prfaas.worker.oracle import expected_text, prompt_state
 from tests.worker.relay import Frames, flip, relaying
 from tests.worker.rig import (
@@ -215,3 +215,33 @@ async def test_garbage_on_the_kv_port_harms_nobody() -> None:
             assert b"root" not in await asyncio.wait_for(reader.read(), 5)
             writer.close()
         assert (await west.complete(PROMPT, kv_transfer_params=kv))[0] == 200
+
+
+async def test_a_connection_that_ended_with_something_to_send_may_be_aborted() -> None:
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(read, "127.0.0.1", 0)
+    async with server:
+        connection = await connect("127.0.0.1", server.sockets[0].getsockname()[1], 5)
+        for _ in range(20):
+            connection.send(Kind.DATA, bytes(1_000_000))
+        await connection.close()
+        connection.abort()
+
+
+async def test_a_short_count_of_lanes_uses_what_there_is() -> None:
+    """Further connections that cannot be had do not matter: the first one carries everything."""
+    large = replace(PREFILL, kv_byte_scale=20.0), replace(DECODE, kv_byte_scale=20.0)
+    async with serving(*large) as (east, west):
+        kv = await east.prefill(PROMPT)
+
+        def refuse_lanes(kind: Kind, body: bytes) -> Frames:
+            return [(Kind.LANE, b'{"token": "unknown"}')] if kind is Kind.LANE else [(kind, body)]
+
+        async with relaying(kv["remote_port"], to_prefill=refuse_lanes) as relay:
+            status, body = await west.complete(PROMPT, 20, kv_transfer_params=kv | {"remote_port": relay.port})
+        assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
+        assert relay.seen.count(Kind.LANE) == 3

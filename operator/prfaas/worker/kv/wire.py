@@ -22,6 +22,7 @@ the first connection. REFUSED {reason, message} may come instead of an answer; t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import json
 import struct
@@ -77,6 +78,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.sent = self.received = 0
+        self._closed = False
         self.counted = 0
         """Of the received bytes, those that are in the metrics."""
 
@@ -136,14 +138,14 @@ class Connection:
     async def close(self) -> None:
         """End the connection after what was sent; never raises for a peer that is gone."""
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        except OSError:
-            return
+        self._closed = True
 
     def abort(self) -> None:
         """Drop the connection and what was not sent yet."""
-        self._writer.transport.abort()
+        if not self._closed:  # asyncio fails where a transport that had something to send is aborted after its end
+            self._writer.transport.abort()
 
 
 def parse(body: bytes) -> dict[str, Any]:
