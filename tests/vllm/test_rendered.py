@@ -178,8 +178,40 @@ def check_lines(spec: PoolSpec, vllm: VllmParser, more: dict[str, Any] | None = 
             if isinstance(value, dict):
                 found = {key: found[key] for key in value}
             assert found == value, f"{option} of {role}, node {rank}: {found!r} instead of {value!r}"
+        assert parsed.configured is not None
+        check_configured(spec, role, rank, parsed.configured)
         lines += 1
     return lines
+
+
+def check_configured(spec: PoolSpec, role: str, rank: int, configured: dict[str, Any]) -> None:
+    """What the engine starts with, after vLLM has put everything together."""
+    transfer, layout = configured["kv_transfer_config"], configured["parallel_config"]
+    assert (transfer["kv_connector"], transfer["kv_role"]) == (CONNECTORS[spec.engine.connector], ROLES[role])
+    assert configured["attention_config"]["backend"] == spec.engine.attention_backend
+    assert configured["cache_config"]["cache_dtype"] == spec.engine.kv_cache_dtype
+    assert configured["cache_config"]["enable_prefix_caching"] == spec.engine.prefix_caching
+    assert (layout["nnodes"], layout["node_rank"]) == (spec.nodes_per_instance, rank)
+    gpus = layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] * layout["data_parallel_size"]
+    assert gpus == spec.gpus_per_instance
+
+
+def test_a_model_on_disk_has_the_same_path_in_every_pool(vllm: VllmParser) -> None:
+    model = {
+        "name": "org/model",
+        "revision": "v1.0",
+        "source": "hf://org/model",
+        "cache": {"hostPath": {"path": "/var/lib/models"}},
+    }
+    paths = set()
+    for kind in ("PrfaaSCluster", "PDCluster"):
+        for _, _, words in engines(spec_of(kind, model=model)):
+            parsed = vllm.parse(words)
+            paths.add(parsed["model_tag"])
+            assert parsed["served_model_name"] == ["org/model"]
+    (path,) = paths
+    assert path.startswith("/models/")
+    assert path.endswith("/v1.0")
 
 
 def test_the_matrix_is_as_large_as_promised() -> None:
