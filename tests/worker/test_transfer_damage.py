@@ -222,7 +222,10 @@ async def test_a_connection_that_ended_with_something_to_send_may_be_aborted() -
         while await reader.read(65_536):
             pass
         writer.close()
+        await writer.wait_closed()
+        read_all.set()
 
+    read_all = asyncio.Event()
     server = await asyncio.start_server(read, "127.0.0.1", 0)
     async with server:
         connection = await connect("127.0.0.1", server.sockets[0].getsockname()[1], 5)
@@ -230,6 +233,7 @@ async def test_a_connection_that_ended_with_something_to_send_may_be_aborted() -
             connection.send(Kind.DATA, bytes(1_000_000))
         await connection.close()
         connection.abort()
+        await read_all.wait()
 
 
 async def test_a_short_count_of_lanes_uses_what_there_is() -> None:
