@@ -276,6 +276,20 @@ async def test_the_bootstrap_server_takes_each_rank_once(changes: dict[str, Any]
             assert said in await response.text()
 
 
+async def test_data_parallel_ranks_share_the_first_ones_bootstrap_server() -> None:
+    async with serving(SENDER) as (first,):
+        port = connector(first).bootstrap_port
+        ranked = {"dp_rank": 1, "bootstrap_port": port, "engine_id": "east_dp1"}
+        async with serving(mooncake("kv_producer", transfer=ranked), TAKER) as (second, west):
+            async with first.session.get(f"{base(first)}/query") as response:
+                known = await response.json()
+            assert [known[rank]["engine_id"] for rank in ("0", "1")][1] == "east_dp1"
+            await prefill(second)
+            params = source(first) | {"remote_engine_id": "east_dp1"}
+            status, body = await west.complete(PROMPT, 20, kv_transfer_params=params)
+            assert (status, body["choices"][0]["text"]) == (200, expected_text(PROMPT, 20, model=MODEL))
+
+
 async def test_an_engine_may_register_with_a_server_that_somebody_else_runs() -> None:
     async with serving(SENDER) as (first,):
         port = connector(first).bootstrap_port

@@ -106,6 +106,21 @@ async def test_a_decode_leg_without_a_required_field_kills_the_engine(field: str
         assert west.worker.engine.dead.is_set()
 
 
+async def test_ids_without_a_random_end_are_compared_as_they_are() -> None:
+    """VLLM_DISABLE_REQUEST_ID_RANDOMIZATION: what looks like a random end is then the request's own."""
+    plain = [replace(each, front=replace(each.front, random_request_ids=False)) for each in (WRITER, TAKER)]
+
+    async def chat(client: Client, params: dict[str, Any], tokens: int, request_id: str) -> int:
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": tokens, "kv_transfer_params": params}
+        return (await client.post("/v1/chat/completions", body, **{"X-Request-Id": request_id}))[0]
+
+    async with serving(*plain) as (east, west):
+        legs = []
+        for name in ("deadbeef", "cafecafe"):
+            legs += [chat(west, source(east, name), 20, name), chat(east, ASKED, 1, name)]
+        assert await asyncio.wait_for(asyncio.gather(*legs), 20) == [200] * 4
+
+
 async def test_block_ids_of_the_request_are_ignored() -> None:
     async with serving(WRITER, TAKER) as (east, west):
         legs = leg(east, ASKED, 1), leg(west, source(east) | {"remote_block_ids": "nonsense"}, 20)

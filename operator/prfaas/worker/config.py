@@ -56,6 +56,8 @@ class KVTransfer:
     """VLLM_MOONCAKE_BOOTSTRAP_PORT."""
     bootstrap_address: str | None = None
     """`bootstrap_server_address`, host:port of a bootstrap server that somebody else runs."""
+    dp_rank: int = 0
+    """Of this server among those of a process; the first one runs the bootstrap server for all."""
     bootstrap_seconds: float = 30
     """VLLM_MOONCAKE_CONNECTOR_TIMEOUT, real seconds."""
 

@@ -139,7 +139,7 @@ def by_rank(config: WorkerConfig) -> list[WorkerConfig]:
             port=config.port + rank,
             kv_transfer=None
             if transfer is None
-            else replace(transfer, port=transfer.port + rank, engine_id=f"{transfer.engine_id}_dp{rank}"),
+            else replace(transfer, port=transfer.port + rank, engine_id=f"{transfer.engine_id}_dp{rank}", dp_rank=rank),
         )
         for rank in range(ranks)
     ]

@@ -91,11 +91,23 @@ class BootstrapServer:
         return web.json_response(self._registry.document())
 
 
-async def register(base: str, seconds: float, engine_id: str, tp_size: int, addr: str) -> None:
-    """Register every rank of an engine; BootstrapError if that is refused or nobody answers."""
+@dataclass(frozen=True)
+class Rank:
+    """A data parallel rank of a prefill engine, which has an engine id of its own."""
+
+    engine_id: str
+    dp_rank: int
+    tp_size: int
+    addr: str
+    """Of all its tensor parallel ranks: this worker has one listener for them."""
+
+
+async def register(base: str, seconds: float, rank: Rank) -> None:
+    """Register every tensor parallel rank; BootstrapError if that is refused or nobody answers."""
+    body: dict[str, Any] = {"engine_id": rank.engine_id, "dp_rank": rank.dp_rank, "pp_rank": 0, "addr": rank.addr}
     async with _session(seconds) as session:
-        for tp_rank in range(tp_size):
-            body = {"engine_id": engine_id, "dp_rank": 0, "tp_rank": tp_rank, "pp_rank": 0, "addr": addr}
+        for tp_rank in range(rank.tp_size):
+            body["tp_rank"] = tp_rank
             for attempt in range(ATTEMPTS):
                 try:
                     async with session.post(f"{base}/register", json=body) as response:

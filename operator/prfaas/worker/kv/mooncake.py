@@ -14,7 +14,7 @@ from typing import Any
 
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
-from prfaas.worker.kv.bootstrap import BootstrapError, BootstrapServer, find, register
+from prfaas.worker.kv.bootstrap import BootstrapError, BootstrapServer, Rank, find, register
 from prfaas.worker.kv.connector import Networked, Services
 from prfaas.worker.kv.leases import Lease, LeaseError
 from prfaas.worker.kv.params import FatalParamsError, ParamsError, RemoteTransfer
@@ -52,12 +52,15 @@ class Mooncake(Networked):
             return
         self.port = await self._server.start(transfer.host, transfer.port)
         base = transfer.bootstrap_address
+        if base is None and transfer.dp_rank > 0:
+            base = f"{transfer.host}:{transfer.bootstrap_port}"
         if base is None:
             self.bootstrap_port = await self._bootstrap.start(transfer.host, transfer.bootstrap_port)
             base = f"{transfer.host}:{self.bootstrap_port}"
         ranks = self.services.config.tensor_parallel_size
         addr = f"tcp://{transfer.host}:{self.port}"
-        await register(f"http://{base}", transfer.bootstrap_seconds, transfer.engine_id, ranks, addr)
+        rank = Rank(transfer.engine_id, transfer.dp_rank, ranks, addr)
+        await register(f"http://{base}", transfer.bootstrap_seconds, rank)
 
     async def stop(self) -> None:
         """See Connector."""

@@ -67,6 +67,11 @@ class NixlPush(Networked):
         """By this engine's request id."""
         self._watch_seconds = transfer.push_registration_seconds / config.time_scale
 
+    def _name(self, request_id: str) -> str:
+        """What the internal ids of both legs have in common: all, where they have no random end."""
+        random = self.services.config.front.random_request_ids
+        return _SUFFIX.sub("", request_id) if random else request_id
+
     async def start(self) -> None:
         """Listen: on one side for registrations, on the other for writes."""
         self.port = await self._server.start(self.transfer.host, self.transfer.port)
@@ -115,8 +120,8 @@ class NixlPush(Networked):
                 cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
             )
         )
-        self._waiting[_name(sequence.request_id)] = lease
-        self._match(_name(sequence.request_id))
+        self._waiting[self._name(sequence.request_id)] = lease
+        self._match(self._name(sequence.request_id))
 
     def expire(self, now: float) -> None:
         """See Connector."""
@@ -252,13 +257,13 @@ class NixlPush(Networked):
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"not a registration: {error}") from error
         deadline = self.services.clock.now() + self._watch_seconds
-        self._registered[_name(request_id)] = Registration(request_id, peer, deadline)
-        self._match(_name(request_id))
+        self._registered[self._name(request_id)] = Registration(request_id, peer, deadline)
+        self._match(self._name(request_id))
         self.services.owner.wake()
 
     def _forget(self, request_id: str) -> None:
         """A decode worker does not want its cache any more."""
-        name = _name(request_id)
+        name = self._name(request_id)
         self._registered.pop(name, None)
         if (write := self._writes.get(request_id)) is not None:
             write.cancel()
@@ -328,11 +333,6 @@ class NixlPush(Networked):
             await outgoing.carry(connection, until_read=self.reader.stall_seconds)
         finally:
             connection.abort()
-
-
-def _name(request_id: str) -> str:
-    """What the internal ids of both legs have in common."""
-    return _SUFFIX.sub("", request_id)
 
 
 def _peer(remote: RemoteWriter) -> Peer:

@@ -49,10 +49,11 @@ def read_kv_transfer(fields: Mapping[str, Any], environment: Mapping[str, str]) 
     host = environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST")
     if mode == "mooncake":
         host = environment.get("VLLM_HOST_IP") or host
+    named: dict[str, Any] = {"engine_id": str(fields["engine_id"])} if fields.get("engine_id") else {}
     return KVTransfer(
         role=_role(fields.get("kv_role")),
         mode=mode,
-        **({"engine_id": str(fields["engine_id"])} if fields.get("engine_id") else {}),
+        **named,
         recompute_on_failure=fields.get("kv_load_failure_policy", "fail") == "recompute",
         lease_seconds=_seconds(extra, "kv_lease_duration", DEFAULT_LEASE_SECONDS),
         enforce_compatibility=_flag(extra, "enforce_handshake_compat", default=True),
