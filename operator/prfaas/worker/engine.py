@@ -242,6 +242,7 @@ class Engine:
         """The cache of a request is here."""
         # The pulled state and the last prompt token, nothing else: an answer that verifies proves the transfer.
         generation.state_known(state, self._room(generation))
+        generation.remote = None  # a name for each of thousands of blocks, for as long as the answer takes
         self.scheduler.kv_arrived(generation.sequence, self.clock.now())
         self._wake.set()
 
