@@ -131,13 +131,26 @@ ODD = (
     "--data-parallel-multi-port-external-lb --data-parallel-size 2 --data-parallel-size-local 2",
     "--grpc-port 1",
     "--task embed",
+    '--reasoning-effort-map {"a":"b"}',
+    '--reasoning-effort-map {"low":1}',
+    '--reasoning-effort-map {"low":"b"}',
+    '--custom-histogram-buckets {"a":[1]}',
+    '--custom-histogram-buckets {"request_latency":[]}',
+    '--custom-histogram-buckets {"request_latency":[2,1]}',
+    '--custom-histogram-buckets {"request_latency":[0,1]}',
+    '--custom-histogram-buckets {"request_latency":[true]}',
+    '--custom-histogram-buckets {"request_latency":[0.5,1],"iteration_tokens":[1,8]}',
+    "--show-hidden-metrics-for-version 0.32",
+    "--show-hidden-metrics-for-version v0.32rc1",
+    "--show-hidden-metrics-for-version old",
+    "--collect-detailed-traces all",
+    "--collect-detailed-traces all --otlp-traces-endpoint http://collector:4317",
     "--config nowhere.yaml",
     "--config nowhere.json",
 )
 
 
 LAYOUT = "how GPUs and nodes share the work, of which the worker has none"
-OBSERVED = "traces and histograms that the worker does not make"
 WEIGHTS = "how weights and adapters are loaded"
 NOT_CHECKED: dict[str, str] = {
     **dict.fromkeys(
@@ -149,9 +162,6 @@ NOT_CHECKED: dict[str, str] = {
         LAYOUT,
     ),
     **dict.fromkeys(
-        ("collect_detailed_traces", "custom_histogram_buckets", "show_hidden_metrics_for_version"), OBSERVED
-    ),
-    **dict.fromkeys(
         (*("default_mm_loras", "offload_backend", "offload_group_size", "pt_load_map_location"), "lora_target_modules"),
         WEIGHTS,
     ),
@@ -161,7 +171,6 @@ NOT_CHECKED: dict[str, str] = {
     "chat_template": "the worker has no templates",
     "log_config_file": "the worker logs in its own way",
     "logging_config": "the worker logs in its own way",
-    "reasoning_effort_map": "the worker does not reason",
     "grpc": "needs a package that vLLM does not bring",
     "performance_mode": "kernels",
 }

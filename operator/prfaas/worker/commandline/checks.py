@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.worker.commandline.layout import check_layout
+from prfaas.worker.commandline.observed import check_observed
 from prfaas.worker.commandline.rewrite import CommandLineError, Warn
 from prfaas.worker.commandline.table import table
 
@@ -155,6 +156,7 @@ def check_configuration(args: argparse.Namespace, environment: Mapping[str, str]
         seqs = args.max_num_seqs or min(DEFAULT_SEQS, batched)
         _need(active <= seqs, f"max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({seqs}).")
     check_layout(args)
+    check_observed(args)
     _check_block_size(args.block_size, args.attention_backend)
 
 
