@@ -1,5 +1,5 @@
-"""How KV caches leave a prefill worker: leases on blocks, a pull over TCP, a checksum, one use.
+"""How KV caches get from a prefill to a decode worker: three connectors over one port, leases, lanes, a checksum, one use.
 
-The part of vLLM's NIXL pull connector is played by a small protocol of our own on one port (`wire`); the fields that
-travel through the router, the lease and its heartbeats are vLLM's.
+`connector` is what the engine sees, `nixl_pull`, `nixl_push` and `mooncake` are what `--kv-transfer-config` names. The
+fields that travel through the router, leases, legs and failures are vLLM's; the frames on the port (`wire`) are ours.
 """
