@@ -27,7 +27,7 @@ def test_without_an_index_it_says_what_could_not_be_fetched(monkeypatch: pytest.
         "INDEX_URL": "http://127.0.0.1:9/",
         "RETRIES": "0",
         "FIND_LINKS": "",
-        "CONFIG_FILE": "/",
+        "CONFIG_FILE": "/dev/null",
     }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     said: list[str] = []
