@@ -101,7 +101,7 @@ crds: venv ## write crds/ and the CRD chart from the models
 
 .PHONY: lock
 lock: venv ## resolve the dependencies again (UPGRADE=--upgrade takes newer versions)
-	@for kind in "runtime --extra envoy" "dev --extra envoy --extra dev"; do set -- $$kind; name=$$1; shift; \
+	@for kind in "runtime --extra envoy" "dev --extra envoy --extra plot --extra dev"; do set -- $$kind; name=$$1; shift; \
 	  $(BIN)/uv pip compile pyproject.toml "$$@" --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o locks/$$name.txt; done
 	@for file in locks/*.in locks/clients/*.in; do \
 	  $(BIN)/uv pip compile $$file --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --quiet $(UPGRADE) -o $${file%.in}.txt; done
