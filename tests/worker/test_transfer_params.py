@@ -18,6 +18,7 @@ from tests.worker.rig import (
     PREFILL,
     PROMPT,
     Client,
+    config,
     failed,
     serving,
     until,
@@ -198,10 +199,11 @@ async def test_a_handshake_that_need_not_fit_is_a_setting() -> None:
         assert (await west.complete(PROMPT, kv_transfer_params=await east.prefill(PROMPT)))[0] == 200
 
 
-async def test_hands_are_shaken_once_per_engine() -> None:
-    async with serving(PREFILL, DECODE) as (east, west):
+@pytest.mark.parametrize(("engine_ttl", "shaken"), [(3_600_000, 1), (0, 1), (0.001, 2)])
+async def test_hands_are_shaken_once_per_engine_and_again_when_it_was_forgotten(engine_ttl: float, shaken: int) -> None:
+    async with serving(PREFILL, config("kv_consumer", transfer={"engine_ttl": engine_ttl})) as (east, west):
         first = await east.prefill(PROMPT)
         async with relaying(first["remote_port"]) as relay:
             for kv in (first, await east.prefill(PROMPT)):
                 assert (await west.complete(PROMPT, kv_transfer_params=kv | {"remote_port": relay.port}))[0] == 200
-            assert relay.seen.count(Kind.HELLO) == 1
+            assert relay.seen.count(Kind.HELLO) == shaken

@@ -34,12 +34,13 @@ def test_the_extra_configuration_of_nixl() -> None:
         "kv_lease_duration": 60,
         "enforce_handshake_compat": False,
         "push_registration_timeout": 20,
+        "engine_ttl": -1,
         "backends": ["UCX"],
     }
     read = read_kv_transfer(BASE | {"kv_connector": "NixlPushConnector", "kv_connector_extra_config": known}, {})
     assert read is not None
     assert (read.lanes, read.lease_seconds, read.enforce_compatibility) == (8, 60, False)
-    assert read.push_registration_seconds == 20
+    assert (read.push_registration_seconds, read.engine_ttl) == (20, -1)
     ttl = {"kv_connector": "NixlPushConnector", "kv_connector_extra_config": {"decoder_kv_blocks_ttl": 100}}
     by_default = read_kv_transfer(BASE | ttl, {})
     assert by_default is not None
@@ -70,6 +71,7 @@ def test_the_environment_of_mooncake() -> None:
         ({"kv_connector_extra_config": {"num_threads": "4"}}, {}, "num_threads must be a whole number"),
         ({"kv_connector_extra_config": {"enforce_handshake_compat": 0}}, {}, "must be true or false"),
         ({"kv_connector_extra_config": {"kv_lease_duration": 0}}, {}, "kv_lease_duration must be seconds above 0"),
+        ({"kv_connector_extra_config": {"engine_ttl": "1h"}}, {}, "engine_ttl must be a number of seconds"),
         ({"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}, {}, "does not read back"),
         ({"kv_connector_extra_config": {"bootstrap_server_address": "h"}}, {}, "must be host:port"),
         ({"kv_connector": "MooncakeConnector"}, {"MC_TCP_LANES_PER_PEER": "17"}, "whole number up to 16"),

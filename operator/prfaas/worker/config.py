@@ -46,6 +46,8 @@ class KVTransfer:
     """Connections of one transfer: NIXL's `num_threads`, or MC_TCP_LANES_PER_PEER; both are 4 unless set."""
     enforce_compatibility: bool = True
     """`kv_connector_extra_config.enforce_handshake_compat`."""
+    engine_ttl: float = 3_600
+    """`kv_connector_extra_config.engine_ttl`: how long an engine that nothing is wanted of is known. Modelled."""
     mode: Mode = "pull"
     """How caches move: NixlConnector and NixlPullConnector, NixlPushConnector, MooncakeConnector."""
     push_registration_seconds: float = 480

@@ -14,7 +14,7 @@ from prfaas.worker.generation import Generation
 from prfaas.worker.kv.connector import Networked, Services, reused
 from prfaas.worker.kv.leases import Lease, LeaseError, heartbeat_seconds
 from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
-from prfaas.worker.kv.peers import Peers, TransferError
+from prfaas.worker.kv.peers import TransferError
 from prfaas.worker.kv.pull import Puller
 from prfaas.worker.kv.serve import SILENCE_SECONDS, Identity, KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
@@ -28,7 +28,7 @@ class NixlPull(Networked):
     def __init__(self, services: Services, transfer: KVTransfer) -> None:
         super().__init__(services, transfer, transfer.lease_seconds)
         config = services.config
-        self._peers = Peers(config.compatibility, transfer.enforce_compatibility, self.measured.failed_transfers.inc)
+        self._peers = self.peers()
         self._puller = Puller(
             reader=self.reader,
             peers=self._peers,

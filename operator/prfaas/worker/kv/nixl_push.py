@@ -21,7 +21,7 @@ from prfaas.worker.kv.lanes import Incoming, Outgoing, all_of, lanes_for, starte
 from prfaas.worker.kv.leases import Lease, LeaseError
 from prfaas.worker.kv.params import ParamsError, RemoteBlocks, RemoteWriter, pushed_params
 from prfaas.worker.kv.payload import PayloadError
-from prfaas.worker.kv.peers import HANDSHAKE_SECONDS, Peer, Peers, TransferError
+from prfaas.worker.kv.peers import HANDSHAKE_SECONDS, Peer, TransferError
 from prfaas.worker.kv.serve import Identity, KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError, connect, parse, within
 
@@ -52,8 +52,7 @@ class NixlPush(Networked):
     def __init__(self, services: Services, transfer: KVTransfer) -> None:
         super().__init__(services, transfer, transfer.lease_seconds)
         config = services.config
-        failed = self.measured.failed_transfers.inc
-        self._peers = Peers(config.compatibility, transfer.enforce_compatibility, failed)
+        self._peers = self.peers()
         self._server = KVServer(
             Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
         )

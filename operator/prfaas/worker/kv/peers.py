@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from prfaas.worker.clock import Clock
 from prfaas.worker.kv.wire import Kind, WireError, connect, parse, within
 
 HANDSHAKE_SECONDS = 5.0
@@ -47,13 +48,21 @@ class Peers:
     enforced: bool
     """False: another hash is no obstacle (`enforce_handshake_compat`)."""
     count_failed: Callable[[], None]
+    clock: Clock
+    idle_seconds: float
+    """An engine that nothing was wanted of for so long is forgotten (`engine_ttl`): 0 or less, never."""
     seconds: float = HANDSHAKE_SECONDS
-    _known: set[Peer] = field(default_factory=set)
+    _known: dict[Peer, float] = field(default_factory=dict)
+    """When something was last wanted of each."""
     _under_way: dict[Peer, asyncio.Task[None]] = field(default_factory=dict)
 
     async def shake(self, peer: Peer) -> None:
         """Return when hands are shaken, at once if they are already; HandshakeError says why not."""
+        now = self.clock.now()
+        if self.idle_seconds > 0:
+            self._known = {each: at for each, at in self._known.items() if now - at <= self.idle_seconds}
         if peer in self._known:
+            self._known[peer] = now
             return
         task = self._under_way.get(peer)
         if task is None:
@@ -63,7 +72,7 @@ class Peers:
 
     def forget(self, peer: Peer) -> None:
         """That engine is not there any more: shake hands again next time."""
-        self._known.discard(peer)
+        self._known.pop(peer, None)
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -75,7 +84,7 @@ class Peers:
         if task.cancelled():
             return
         if task.exception() is None:
-            self._known.add(peer)
+            self._known[peer] = self.clock.now()
         else:
             self.count_failed()
 

@@ -57,6 +57,7 @@ def read_kv_transfer(fields: Mapping[str, Any], environment: Mapping[str, str]) 
         recompute_on_failure=fields.get("kv_load_failure_policy", "fail") == "recompute",
         lease_seconds=_seconds(extra, "kv_lease_duration", DEFAULT_LEASE_SECONDS),
         enforce_compatibility=_flag(extra, "enforce_handshake_compat", default=True),
+        engine_ttl=_number(extra, "engine_ttl", 3_600),
         push_registration_seconds=_seconds(
             extra, "push_registration_timeout", _seconds(extra, "decoder_kv_blocks_ttl", 480)
         ),
@@ -108,6 +109,13 @@ def _seconds(extra: Mapping[str, Any], name: str, default: float) -> float:
     value = extra.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _DAY:
         raise ValueError(f"{_EXTRA}.{name} must be seconds above 0, got {value!r}")
+    return float(value)
+
+
+def _number(extra: Mapping[str, Any], name: str, default: float) -> float:
+    value = extra.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{_EXTRA}.{name} must be a number of seconds, got {value!r}")
     return float(value)
 
 
