@@ -119,7 +119,6 @@ class Serving:
         try:
             for number, prompt in enumerate(asked.prompts):
                 base = f"{answer_id}-{number}" if indexed else answer_id
-                parent = Parent(asked.n, asked.n) if asked.n > 1 else None
                 self.engine.check_admission(asked.n)
                 parent = Parent(asked.n, asked.n)
                 for choice in range(asked.n):

@@ -11,7 +11,7 @@ from prfaas.worker.errors import ApiError, bad_body, bad_request
 from prfaas.worker.fields import parse_object
 from prfaas.worker.openai import Asked, chat_request, completion_request
 from prfaas.worker.routes.bodies import answer_headers, read_body
-from prfaas.worker.serving import Serving, answer_base
+from prfaas.worker.serving import Run, Serving, answer_base
 
 
 class Completions:
@@ -45,7 +45,9 @@ class Completions:
             prompts=tuple(each.prompts[0] for each in single),
             prompt_tokens=tuple(each.prompt_tokens[0] for each in single),
         )
-        return await self.respond(http, asked, prefix="chatcmpl")
+        run = await self._begin(http, asked, "chatcmpl")
+        del fields, conversations, single, asked
+        return await self._send(http, run)
 
     async def invocations(self, http: web.Request) -> web.StreamResponse:
         """POST /invocations: what is asked for shows in the body."""
@@ -60,13 +62,16 @@ class Completions:
             return await self._answer(http, raw, chat=False)
         raise ApiError(415, "Unsupported Media Type", "Cannot find suitable handler for request.")
 
-    async def respond(self, http: web.Request, asked: Asked, prefix: str) -> web.StreamResponse:
-        """Answer a checked request."""
-        serving = self._serving
+    async def _begin(self, http: web.Request, asked: Asked, prefix: str) -> Run:
         answer_id = f"{prefix}-{answer_base(http, asked.request_id)}"
-        run = await serving.begin(http, asked, answer_id, indexed=not asked.chat or len(asked.prompts) > 1)
+        indexed = not asked.chat or len(asked.prompts) > 1
+        return await self._serving.begin(http, asked, answer_id, indexed=indexed)
+
+    async def _send(self, http: web.Request, run: Run) -> web.StreamResponse:
+        """Answer. Whoever awaits this must have let go of the prompt: a batch of long ones would fill the memory."""
+        serving = self._serving
         try:
-            if asked.stream:
+            if run.asked.stream:
                 return await serving.stream(http, run, answer_headers(http, serving.config.request_id_headers))
             body = await serving.whole(run)
             return web.json_response(body, headers=self._load_metrics(http))
@@ -81,8 +86,9 @@ class Completions:
         except ApiError:
             self._serving.refused(raw)
             raise
-        del raw
-        return await self.respond(http, asked, "chatcmpl" if chat else "cmpl")
+        run = await self._begin(http, asked, "chatcmpl" if chat else "cmpl")
+        del raw, asked
+        return await self._send(http, run)
 
     def _load_metrics(self, http: web.Request) -> dict[str, str]:
         """ORCA: the load of this worker on the answer, for routers that ask for it."""

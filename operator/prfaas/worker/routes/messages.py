@@ -33,9 +33,8 @@ class Messages:
 
     async def create(self, http: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
-        raw = await read_body(http)
         try:
-            return await self._create(http, raw)
+            return await self._create(http, await read_body(http))
         except ApiError as error:
             return _refused(error)
 
@@ -57,6 +56,8 @@ class Messages:
             serving.refused(raw)
             raise
         run = await serving.begin(http, asked, f"chatcmpl-{answer_base(http, asked.request_id)}", indexed=False)
+        asked = run.asked  # without its prompt
+        del raw
         try:
             if asked.stream:
                 return await self._stream(http, run)

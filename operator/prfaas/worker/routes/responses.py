@@ -67,6 +67,8 @@ class Responses:
             raise
         response_id = str(asked.request_id or f"resp_{uuid.uuid4().hex}")
         run = await serving.begin(http, asked, response_id, indexed=False)
+        asked = run.asked  # without its prompt
+        del raw
         try:
             shown = self._shown(fields, run, response_id)
             if asked.stream:

@@ -102,6 +102,8 @@ class Tokens:
         asked = self._generation(fields)
         base = answer_base(http, asked.request_id)
         run = await serving.begin(http, asked, f"generate-tokens-{base}", indexed=False)
+        asked = run.asked  # without its prompt
+        del fields
         try:
             if asked.stream:
                 return await self._stream(http, run, base)
