@@ -94,16 +94,23 @@ class Place:
 
     servers: Servers
     wire: Wire
+    flow_gbps: float = math.inf
+    """What one transfer gets at most, Gbit/s."""
 
     @property
     def open(self) -> bool:
         """There is an instance, and a way back from it."""
         return self.servers.count > 0 and self.wire.gbps > 0
 
-    def transfer_seconds(self, gbit: float) -> float:
-        """How long moving `gbit` would take, sharing the wire with what is on it now."""
+    def seconds_per_gbit(self) -> float:
+        """How long moving one Gbit more would take, sharing the wire with what is on it now."""
         wire = self.wire
-        return gbit * (wire.transfers + 1) / wire.gbps if wire.gbps > 0 else math.inf
+        gbps = min(self.flow_gbps, wire.gbps / (wire.transfers + 1))
+        return 1 / gbps if gbps > 0 else math.inf
+
+    def transfer_seconds(self, gbit: float) -> float:
+        """How long moving `gbit` would take."""
+        return gbit * self.seconds_per_gbit() if gbit else 0.0
 
 
 @dataclass(slots=True)
@@ -129,8 +136,15 @@ class Start:
     place: int
 
 
-Home = Callable[[Job, State], int]
-"""Where a request belongs: the index of a place that is open, if there is one that it may use, else LOCAL."""
+class Home(Protocol):
+    """Where requests belong."""
+
+    @property
+    def threshold(self) -> float:
+        """The lowest length that goes over a link, tokens; NaN: none does, or length does not decide."""
+
+    def __call__(self, job: Job, state: State) -> int:
+        """A place that is open and that it may use, if there is one, else LOCAL."""
 
 
 class Queue(Protocol):
@@ -148,43 +162,63 @@ class Queue(Protocol):
     def first_token(self, seconds: float) -> None:
         """A request's first token came after `seconds`."""
 
+    def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
+        """A new policy: thresholds by place, tokens, as for `ByThreshold`. Who waits stays where he is."""
+
+    @property
+    def threshold_in_force(self) -> float:
+        """The lowest length that goes over a link now, tokens; NaN: none does, or length does not decide."""
+
     def __len__(self) -> int:
         """Requests that wait."""
 
 
-def by_threshold(thresholds: Sequence[float | None]) -> Home:
+class ByThreshold:
     """By length: of the links whose threshold is below it the one with the highest, else local.
 
-    `thresholds` by place, tokens; None: not used (place 0's is not looked at). A link that is cut, or a place without
-    instances, is passed over; without a local instance a short request takes the link with the lowest threshold.
+    A link that is cut, or a place without instances, is passed over; without a local instance a short request takes the
+    link with the lowest threshold.
     """
-    cuts = sorted((cut, place) for place, cut in enumerate(thresholds) if place != LOCAL and cut is not None)
 
-    def home(job: Job, state: State) -> int:
-        for cut, place in reversed(cuts):
+    def __init__(self, thresholds: Sequence[float | None]) -> None:
+        """By place, tokens; None: not used (place 0's is not looked at)."""
+        self._cuts = sorted((cut, place) for place, cut in enumerate(thresholds) if place != LOCAL and cut is not None)
+
+    @property
+    def threshold(self) -> float:
+        """See `Home`."""
+        return self._cuts[0][0] if self._cuts else math.nan
+
+    def __call__(self, job: Job, state: State) -> int:
+        """See `Home`."""
+        for cut, place in reversed(self._cuts):
             if job.tokens > cut and usable(job, state.places[place], place):
                 return place
         if not state.places[LOCAL].open:
-            for _, place in cuts:
+            for _, place in self._cuts:
                 if usable(job, state.places[place], place):
                     return place
         return LOCAL
 
-    return home
 
+class Blind:
+    """Whatever the length: each place gets its share of the requests."""
 
-def blind(shares: Sequence[float], draw: Callable[[], float]) -> Home:
-    """Length-blind: each place gets its share of the requests, `draw` giving even numbers in [0, 1)."""
+    threshold = math.nan
 
-    def home(job: Job, state: State) -> int:
-        at = draw()
-        for place, share in enumerate(shares):
+    def __init__(self, shares: Sequence[float], draw: Callable[[], float]) -> None:
+        """`shares` by place; `draw` gives even numbers in [0, 1)."""
+        self._shares = shares
+        self._draw = draw
+
+    def __call__(self, job: Job, state: State) -> int:
+        """See `Home`."""
+        at = self._draw()
+        for place, share in enumerate(self._shares):
             at -= share
             if at < 0 and usable(job, state.places[place], place):
                 return place
         return next((i for i, place in enumerate(state.places) if usable(job, place, i)), LOCAL)
-
-    return home
 
 
 def usable(job: Job, place: Place, index: int) -> bool:
@@ -197,22 +231,27 @@ class Homed:
 
     def __init__(self, home: Home, spill_seconds: float | None = None) -> None:
         """`spill_seconds`: a request that would wait longer than this goes where it is done sooner; None: it waits."""
-        self._home = home
+        self.home = home
         self._spill = spill_seconds
         self._lines: list[deque[Job]] = []
+
+    @property
+    def threshold_in_force(self) -> float:
+        """See `Queue`."""
+        return self.home.threshold
+
+    def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
+        """See `Queue`."""
+        self.home = ByThreshold(thresholds)
 
     def add(self, job: Job, state: State) -> None:
         """See `Queue`."""
         while len(self._lines) < len(state.places):
             self._lines.append(deque())
-        place = self._home(job, state)
+        place = self.home(job, state)
         if self._spill is not None:
             place = self._sooner(job, place, state, self._spill)
-        line = self._lines[place]
-        if line and line[-1].arrived > job.arrived:  # back after a failure: it has its turn
-            self._lines[place] = deque(sorted([*line, job], key=_age))
-        else:
-            line.append(job)
+        _in_order(self._lines[place], job)
 
     def next(self, state: State) -> Start | None:
         """See `Queue`."""
@@ -245,11 +284,10 @@ class Homed:
     def _moved(self, closed: int, state: State) -> bool:
         """Requests of a place that has closed go where they would go now, if that is elsewhere."""
         waiting = self._lines[closed]
-        moved = [job for job in waiting if self._home(job, state) != closed]
-        if moved:
-            self._lines[closed] = deque(job for job in waiting if job not in moved)
-            for job in moved:
-                self.add(job, state)
+        moved = [job for job in waiting if self.home(job, state) != closed]
+        for job in moved:
+            waiting.remove(job)
+            self.add(job, state)
         return bool(moved)
 
     def _sooner(self, job: Job, home: int, state: State, limit: float) -> int:
@@ -278,23 +316,30 @@ class Stealing:
     """Central FCFS + steal: everyone waits at home, and a place that has nothing to do helps where it is worth it.
 
     It takes a request if that is then done in at most `margin` of the time it would take at home: of those that are,
-    the one it is comparatively best at, T(home) / T(here). Better than the plain threshold on mean, P90, P99 and maximum.
+    the one it is comparatively best at, T(home) / T(here). Better than the plain threshold on mean, P90, P99 and
+    maximum.
     """
 
     def __init__(self, home: Home, margin: float = 0.9) -> None:
         """`home`: as for `Homed`."""
-        self._home = home
+        self.home = home
         self._margin = margin
-        self._lines: list[list[Job]] = []
+        self._lines: list[deque[Job]] = []
+
+    @property
+    def threshold_in_force(self) -> float:
+        """See `Queue`."""
+        return self.home.threshold
+
+    def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
+        """See `Queue`."""
+        self.home = ByThreshold(thresholds)
 
     def add(self, job: Job, state: State) -> None:
         """See `Queue`."""
         while len(self._lines) < len(state.places):
-            self._lines.append([])
-        line = self._lines[self._home(job, state)]
-        line.append(job)
-        if len(line) > 1 and line[-2].arrived > job.arrived:
-            line.sort(key=_age)
+            self._lines.append(deque())
+        _in_order(self._lines[self.home(job, state)], job)
 
     def next(self, state: State) -> Start | None:
         """See `Queue`."""
@@ -302,14 +347,14 @@ class Stealing:
             return None
         for place, line in enumerate(self._lines):
             if line and not state.places[place].open:
-                self._lines[place] = []
+                self._lines[place] = deque()
                 for job in line:
                     self.add(job, state)
         idle = [i for i in range(len(self._lines)) if state.places[i].servers.idle and state.places[i].open]
         own = [i for i in idle if self._lines[i]]
         if own:
             place = min(own, key=lambda i: self._lines[i][0].arrived)
-            return Start(self._lines[place].pop(0), place)
+            return Start(self._lines[place].popleft(), place)
         for place in idle:
             for other, line in enumerate(self._lines):
                 if not line:
@@ -336,6 +381,7 @@ def finish_times(jobs: Iterable[Job], place: int, state: State) -> list[float]:
     """When each would have its KV at the decode instance if the place took them in this order, seconds from now."""
     where = state.places[place]
     free = where.servers.left(state.now)
+    pace = where.seconds_per_gbit()
     found = []
     for job in jobs:
         if not free:
@@ -343,29 +389,34 @@ def finish_times(jobs: Iterable[Job], place: int, state: State) -> list[float]:
             continue
         end = free[0] + job.seconds[place]
         heapq.heapreplace(free, end)
-        found.append(end + where.transfer_seconds(job.gbit[place]))
+        found.append(end + job.gbit[place] * pace)
     return found
 
 
 def steal(jobs: Sequence[Job], done: Sequence[float], here: int, home: int, state: State, margin: float) -> Job | None:
     """Of another place's requests, done there in `done` seconds from now, the one that an idle place should take."""
-    where = state.places[here]
+    pace = state.places[here].seconds_per_gbit()
     best: Job | None = None
     advantage = 0.0
     for job, there in zip(jobs, done, strict=True):
         mine = job.seconds[here]
-        if mine + where.transfer_seconds(job.gbit[here]) <= margin * there:
+        if mine + job.gbit[here] * pace <= margin * there:
             ratio = job.seconds[home] / mine
             if ratio > advantage:
                 best, advantage = job, ratio
     return best
 
 
-def _age(job: Job) -> float:
-    return job.arrived
+def _in_order(line: deque[Job], job: Job) -> None:
+    """At the end, or, back after a failure, where it was."""
+    line.append(job)
+    if len(line) > 1 and line[-2].arrived > job.arrived:
+        row = sorted(line, key=lambda each: each.arrived)
+        line.clear()
+        line.extend(row)
 
 
-def _remove(lines: Sequence[deque[Job] | list[Job]], job: Job) -> None:
+def _remove(lines: Sequence[deque[Job]], job: Job) -> None:
     for line in lines:
         if job in line:
             line.remove(job)

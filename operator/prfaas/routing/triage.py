@@ -70,11 +70,11 @@ class Triage:
 
     def __init__(self, threshold: float, promises: Promises) -> None:
         """`threshold`: the planned t, tokens."""
-        self.threshold = threshold
+        self.threshold = max(1.0, threshold)
         self.promises = promises
         self.first = promises.first
         """D1 in force, seconds."""
-        self.cut = threshold
+        self.cut = self.threshold
         """Cut of the last pass, tokens."""
         self._waiting: list[Job] = []
 
@@ -82,6 +82,11 @@ class Triage:
     def second(self) -> float:
         """D2 in force, seconds."""
         return self.promises.ratio * self.first
+
+    @property
+    def threshold_in_force(self) -> float:
+        """See `Queue`: the cut of the last pass."""
+        return self.cut if math.isfinite(self.threshold) else math.nan
 
     @property
     def deferred(self) -> int:
@@ -123,6 +128,11 @@ class Triage:
         moved = self.first + p.gain * ((seconds > self.first) - p.late_share)
         self.first = min(max(moved, p.floor), p.ceiling) if p.gain else self.first
 
+    def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
+        """See `Queue`."""
+        cut = thresholds[REMOTE] if len(thresholds) > REMOTE else None
+        self.threshold = math.inf if cut is None else max(1.0, cut)
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -157,7 +167,7 @@ class Triage:
             transfer = (wire_gbit + gbit[-1] - gbit[i]) / gbps
             return max(compute, transfer) - (left_here + here[i]) / many_here
 
-        if abs(imbalance(self.threshold)) <= DEAD_BAND_SECONDS:
+        if math.isinf(self.threshold) or abs(imbalance(self.threshold)) <= DEAD_BAND_SECONDS:
             return self.threshold
         low, high = math.log(WIDEST_CUT * self.threshold), math.log(self.threshold / WIDEST_CUT)
         for _ in range(BISECTIONS):
@@ -177,11 +187,11 @@ class Triage:
         free = where.servers.left(state.now)
         if not free:
             return plan
-        load, gbps = where.wire.transfers + 1, where.wire.gbps
+        pace = where.seconds_per_gbit()
         promised = self.first - state.now
         for job in line:
             job.deferred = False
-            latest = job.arrived + promised - job.gbit[place] * load / gbps
+            latest = job.arrived + promised - job.gbit[place] * pace
             while free[0] + job.seconds[place] > latest:
                 longest = max(plan, key=_length, default=job)
                 if longest.tokens <= job.tokens:
@@ -214,11 +224,11 @@ class Triage:
     def _all_on_time(self, plan: Sequence[Job], place: int, state: State) -> bool:
         where = state.places[place]
         free = where.servers.left(state.now)
-        load, gbps = where.wire.transfers + 1, where.wire.gbps
+        pace = where.seconds_per_gbit()
         promised = self.first - state.now
         for job in plan:
             end = free[0] + job.seconds[place]
-            if end + job.gbit[place] * load / gbps > job.arrived + promised:
+            if end + job.gbit[place] * pace > job.arrived + promised:
                 return False
             heapq.heapreplace(free, end)
         return True
@@ -230,17 +240,13 @@ class Triage:
         for place, line in enumerate(lines):
             if not state.places[place].servers.idle:
                 continue
+            pace = state.places[place].seconds_per_gbit()
             for job in line:
-                rank = (self._class(job, place, state), job.arrived)
+                at_stake = state.now - job.arrived + job.seconds[place] + job.gbit[place] * pace > self.second
+                rank = (0 if at_stake else 2 if job.deferred else 1, job.arrived)
                 if best is None or rank < best:
                     best, start = rank, Start(job, place)
         return start
-
-    def _class(self, job: Job, place: int, state: State) -> int:
-        transfer = state.places[place].transfer_seconds(job.gbit[place])
-        if state.now - job.arrived + job.seconds[place] + transfer > self.second:
-            return 0
-        return 2 if job.deferred else 1
 
     def _stolen(self, lines: Sequence[Sequence[Job]], plans: Sequence[Sequence[Job]], state: State) -> Start | None:
         """Step 5; those on time are done in plan order, the deferred after them."""

@@ -18,7 +18,12 @@ class Loop:
     def at(self, time: float, call: Callable[..., None], *args: object) -> None:
         """Call `call(*args)` at `time`, or now if that is past."""
         self._given += 1
-        heapq.heappush(self._events, (time if time > self.now else self.now, self._given, call, args))
+        heapq.heappush(self._events, (max(time, self.now), self._given, call, args))
+
+    @property
+    def pending(self) -> int:
+        """Events to come."""
+        return len(self._events)
 
     def step(self) -> bool:
         """The next event; False if there is none."""

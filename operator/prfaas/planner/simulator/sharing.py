@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 from prfaas.planner.simulator.loop import Loop
 
 Item = TypeVar("Item")
+ROUNDING = 1e-7
+"""Gbit or tokens that count as nothing."""
 
 
 class Lane(Generic[Item]):
@@ -27,7 +29,7 @@ class Lane(Generic[Item]):
         """What each gets now, amount per second."""
         self.progress = 0.0
         self.count = 0
-        self._ends: list[tuple[float, int, float, Item]] = []
+        self._ends: list[tuple[float, int, Item]] = []
         self._joined = 0
         self._sum_of_ends = 0.0
         self._gone: set[int] = set()
@@ -41,17 +43,18 @@ class Lane(Generic[Item]):
         """Returns the number to `leave` with."""
         self._joined += 1
         end = self.progress + amount
-        heapq.heappush(self._ends, (end, self._joined, amount, item))
+        heapq.heappush(self._ends, (end, self._joined, item))
         self._sum_of_ends += end
         self.count += 1
         return self._joined
 
-    def leave(self, number: int) -> None:
-        """Gone before its end."""
-        end = next(end for end, joined, _, _ in self._ends if joined == number)
+    def leave(self, number: int) -> Item:
+        """Gone before its end; returns who it was."""
+        end, item = next((end, item) for end, joined, item in self._ends if joined == number)
         self._gone.add(number)
         self._sum_of_ends -= end
         self.count -= 1
+        return item
 
     def first(self) -> float:
         """Seconds until the first is done at the present rate; inf if there is none."""
@@ -60,20 +63,22 @@ class Lane(Generic[Item]):
         if not self._ends:
             return math.inf
         left = self._ends[0][0] - self.progress
-        return left / self.rate if self.rate > 0 else (math.inf if left > 1e-12 else 0.0)
+        return left / self.rate if self.rate > 0 else (math.inf if left > ROUNDING else 0.0)
 
     def done(self) -> list[Item]:
         """Take out who is done now."""
         found = []
-        limit = self.progress + 1e-9 * max(1.0, self.rate)
+        limit = self.progress + ROUNDING
         while self._ends and (self._ends[0][0] <= limit or self._ends[0][1] in self._gone):
-            end, number, _, item = heapq.heappop(self._ends)
+            end, number, item = heapq.heappop(self._ends)
             if number in self._gone:
                 self._gone.discard(number)
                 continue
             self._sum_of_ends -= end
             self.count -= 1
             found.append(item)
+        if not self._ends:
+            self.progress = self._sum_of_ends = 0.0  # so that rounding does not grow with time
         return found
 
 
@@ -94,17 +99,21 @@ class Shared(Generic[Item]):
         """Set `rate` of every lane for the users there are now."""
         raise NotImplementedError
 
+    def joined(self, item: Item, sign: int) -> None:
+        """`item` has come (sign 1) or gone (-1), before speeds are set."""
+
     def join(self, lane: Lane[Item], amount: float, item: Item) -> int:
         """Begin; `done(item)` is called when `amount` is through."""
         self.advance()
         number = lane.join(amount, item)
+        self.joined(item, 1)
         self.again()
         return number
 
     def leave(self, lane: Lane[Item], number: int) -> None:
         """End it without `done`."""
         self.advance()
-        lane.leave(number)
+        self.joined(lane.leave(number), -1)
         self.again()
 
     def advance(self) -> None:
@@ -130,6 +139,8 @@ class Shared(Generic[Item]):
             return
         self.advance()
         finished = [item for lane in self.lanes for item in lane.done()]
+        for item in finished:
+            self.joined(item, -1)
         self.again()
         for item in finished:
             self._done(item)
@@ -179,15 +190,23 @@ class Batch(Shared[Item]):
     """Sequences that one instance decodes together: every step gives each of them `tokens_per_step` tokens."""
 
     def __init__(
-        self, loop: Loop, tokens_per_second: Callable[[int, float], float], done: Callable[[Item], None]
+        self,
+        loop: Loop,
+        tokens_per_second: Callable[[int, float], float],
+        context: Callable[[Item], float],
+        done: Callable[[Item], None],
     ) -> None:
-        """`tokens_per_second(batch, mean context)`: of each sequence."""
+        """`tokens_per_second(batch, mean context)`: of each sequence; `context(sequence)`: its tokens, on average."""
         super().__init__(loop, [Lane()], done)
         self._speed = tokens_per_second
-        self.context = 0.0
-        """Sum of the sequences' contexts, tokens; kept by the caller."""
+        self._context_of = context
+        self._context = 0.0
+
+    def joined(self, item: Item, sign: int) -> None:
+        """The sum of contexts."""
+        self._context += sign * self._context_of(item)
 
     def speeds(self) -> None:
         """All progress alike."""
         lane = self.lanes[0]
-        lane.rate = self._speed(lane.count, self.context / lane.count) if lane.count else 0.0
+        lane.rate = self._speed(lane.count, max(0.0, self._context) / lane.count) if lane.count else 0.0
