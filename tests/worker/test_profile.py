@@ -21,7 +21,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def test_shipped_profiles_give_the_published_figures() -> None:
-    assert shipped_names() == ["H200x8", "H20x8"]
+    assert {"H200x8", "H20x8"} <= set(shipped_names())
     h200, h20 = shipped("H200x8"), shipped("H20x8")
     # arXiv:2604.15039, Table 5 at the lengths that its labels stand for.
     assert h200.prefill.seconds(1_024) == pytest.approx(0.44)

@@ -173,6 +173,10 @@ class Profile(ApiModel):
     source: Literal["measured", "fitted", "assumed"]
     """Where the figures come from: measured on this hardware, fitted to published figures, or assumed."""
 
+    def kv_gbps(self, tokens: int) -> float:
+        """Phi(l) = S(l) / T(l): KV cache that an instance makes of prompts of one length (Eq. 1), Gbit/s."""
+        return self.kv.bytes(tokens) * 8 / 1e9 / self.prefill.seconds(tokens)
+
 
 def kv_byte_scale(line_gbps: float, capacity_gbps: float, time_scale: float) -> float:
     """Factor on S(l) with which a slow line stands in for a fast one: line / (capacity * time_scale).

@@ -74,9 +74,8 @@ def wait(servers: int, rate: float, mean: float, second: float) -> Wait | None:
     return Wait(chance, waiting / chance) if chance > 0 else NO_WAIT
 
 
-def zero_load(model: Model, setting: Setting) -> Latency:
-    """TTFT with no load, seconds."""
-    parts = model.parts(setting)
+def zero_load(model: Model, parts: Sequence[Part]) -> Latency:
+    """TTFT with no load, seconds, of requests that are divided into `parts`."""
     mean = 0.0
     for part in parts:
         server, rate = _server(model, part)

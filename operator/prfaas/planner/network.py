@@ -173,7 +173,11 @@ def _setting(model: Model, relaxed: Relaxed, splits: Mapping[str, int]) -> Setti
         above = 0.0
         for place in reversed(row):
             above += masses[place] / allowed[place]
-            thresholds[place] = round(model.workload.quantile(max(0.0, 1 - above))) if above < 1 - 1e-9 else 0
+            cut = model.workload.quantile(max(0.0, 1 - above)) if above < 1 - 1e-9 else 0.0
+            thresholds[place] = _held(model, place, cut)
+        for link in model.topology.links_of(pd.name):
+            if link.max_threshold is not None and link.name not in thresholds:
+                thresholds[link.name] = link.max_threshold
     return Setting(
         {pd.name: Split(splits.get(pd.name, 0), pd.instances - splits.get(pd.name, 0)) for pd in model.topology.pd},
         thresholds,
@@ -220,7 +224,7 @@ def _step(relaxation: Relaxation, setting: Setting, rate: float, reach: float) -
     thresholds = {name: float(t) for name, t in setting.thresholds.items()}
     for cut, width, column in step.moves:
         thresholds[cut] += width * values[column]
-    whole = {name: max(0, round(t)) for name, t in thresholds.items()}
+    whole = {name: _held(relaxation.model, name, t) for name, t in thresholds.items()}
     shares = dict(setting.shares)
     total = sum(values[column] for column in step.rates)
     if len(step.rates) == len(step.pools) and total > 0:
@@ -264,6 +268,13 @@ class _Step:
 
     def _entries(self, need: Mapping[str, float], rate: float) -> dict[int, float]:
         return {i: rate * need[n] / self.capacity[n] for i, n in enumerate(self.names) if need.get(n)}
+
+
+def _held(model: Model, link: str, threshold: float) -> int:
+    """The threshold within the link's own bounds."""
+    found = next(each for each in model.topology.links if each.name == link)
+    most = math.inf if found.max_threshold is None else found.max_threshold
+    return int(min(max(round(threshold), found.min_threshold), most))
 
 
 def _pd_of(model: Model, link: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prfaas.planner.baselines import pair_of
+from prfaas.planner.baselines import Baseline, pair_of
 from prfaas.planner.errors import PlanError
 from prfaas.planner.latency import under_load, zero_load
 from prfaas.planner.network import class_means, marginal, search
 from prfaas.planner.objectives import cheapest, fastest
 from prfaas.planner.relaxation import Relaxation, supporting_lines
-from prfaas.planner.setting import Expectation, Objective, Setting
+from prfaas.planner.setting import Expectation, Latency, Objective, Setting
 from prfaas.planner.single import SAME, Pair
 from prfaas.planner.throughput import Loads, Model
 from prfaas.planner.topology import Link, Topology
@@ -64,6 +64,7 @@ class Plan:
 @dataclass(frozen=True)
 class _Best:
     setting: Setting
+    rate: float
     bound: float
     second: Setting | None
 
@@ -71,8 +72,6 @@ class _Best:
 def plan(workload: Workload, topology: Topology, objective: Objective, present: Setting | None = None) -> Plan:
     """The best setting for a workload on what there is. Raises PlanError for what cannot be planned."""
     model = Model(workload, topology, objective.service_time)
-    if objective.service_time == "representative":
-        model = Model(workload.with_mean_cached(), topology, objective.service_time)
     pair = pair_of(model)
     staying = _fits(model, present)
     best = _of_pair(pair, staying) if pair is not None else _of_many(model, staying)
@@ -91,7 +90,7 @@ def plan(workload: Workload, topology: Topology, objective: Objective, present: 
         bound=bound,
         gap=1 - expected.lambda_max / bound if objective.goal == "throughput" else 0.0,
         reason=_reason(model, setting, expected, objective),
-        sensitivities=_sensitivities(model, pair, setting, expected.lambda_max),
+        sensitivities=_sensitivities(model, pair, best),
         second=_alternative(model, best.second, expected, objective),
         staying=_alternative(model, staying, expected, objective),
     )
@@ -99,11 +98,19 @@ def plan(workload: Workload, topology: Topology, objective: Objective, present: 
 
 def expect(model: Model, setting: Setting, rate: float | None = None) -> Expectation:
     """What a setting does; with a `rate` (requests/s) also its latency under that load."""
-    return expect_loads(model.loads(setting), model, setting, rate)
+    loads = model.loads(setting)
+    loaded = None if rate is None else under_load(model, setting, rate)
+    return _expectation(loads, zero_load(model, model.parts(setting)), loaded)
 
 
-def expect_loads(loads: Loads, model: Model, setting: Setting, rate: float | None = None) -> Expectation:
-    """The same where the loads are known."""
+def expect_of(baseline: Baseline, rate: float | None = None) -> Expectation:
+    """What a baseline does. Latency under load only where lengths decide: a random choice is no setting."""
+    by_length = baseline.parts == baseline.model.parts(baseline.setting)
+    loaded = under_load(baseline.model, baseline.setting, rate) if rate is not None and by_length else None
+    return _expectation(baseline.loads, zero_load(baseline.model, baseline.parts), loaded)
+
+
+def _expectation(loads: Loads, ttft: Latency, loaded: Latency | None) -> Expectation:
     return Expectation(
         lambda_max=loads.lambda_max,
         theta=loads.theta,
@@ -113,8 +120,8 @@ def expect_loads(loads: Loads, model: Model, setting: Setting, rate: float | Non
         mean_long=loads.mean_long,
         mean_short=loads.mean_short,
         egress_gbps=loads.lambda_max * loads.gbit,
-        ttft=zero_load(model, setting),
-        loaded=None if rate is None else under_load(model, setting, rate),
+        ttft=ttft,
+        loaded=loaded,
     )
 
 
@@ -127,7 +134,7 @@ def _of_pair(pair: Pair, present: Setting | None) -> _Best:
     setting, other = (
         pair.setting(each.prefill, each.threshold) for each in (choices[0], choices[min(1, len(choices) - 1)])
     )
-    return _Best(setting, choices[0].rate, other if len(choices) > 1 else None)
+    return _Best(setting, choices[0].rate, choices[0].rate, other if len(choices) > 1 else None)
 
 
 def _of_many(model: Model, present: Setting | None) -> _Best:
@@ -135,7 +142,7 @@ def _of_many(model: Model, present: Setting | None) -> _Best:
     setting, bound, second = found.setting, found.bound, found.second
     if present is not None and model.loads(present).lambda_max >= found.rate * (1 - SAME):
         setting = present
-    return _Best(setting, bound, second)
+    return _Best(setting, found.rate, bound, second)
 
 
 def _fits(model: Model, present: Setting | None) -> Setting | None:
@@ -155,8 +162,8 @@ def _alternative(model: Model, setting: Setting | None, best: Expectation, objec
     return Alternative(setting, expected, 1 - expected.lambda_max / best.lambda_max)
 
 
-def _sensitivities(model: Model, pair: Pair | None, setting: Setting, rate: float) -> Sensitivities:
-    topology = model.topology
+def _sensitivities(model: Model, pair: Pair | None, best: _Best) -> Sensitivities:
+    topology, setting, rate = model.topology, best.setting, best.rate
     if pair is not None:
         return _replanned(model, rate)
     relaxation = Relaxation(model)

@@ -84,20 +84,24 @@ class Pair:
         """The best threshold for Np = `prefill`."""
         limit = self.decode(prefill)
         unused = min(limit, prefill * self.home(self.longest)) if prefill > 0 else 0.0
-        if self.link is None or self.instances == 0:
+        if self.link is None or (self.instances == 0 and self.link.max_threshold is None):
             return Choice(prefill, None, unused)
-        crossing = first(0, self.longest, lambda t: self.out(t) >= self._home_of(t, prefill))
-        values = {t: min(self.out(t), self._home_of(t, prefill)) for t in {max(0, crossing - 1), crossing}}
+        least, most = self.link.min_threshold, self.longest
+        if self.link.max_threshold is not None:
+            most = self.link.max_threshold
+        most = max(least, most)
+        crossing = first(least, most, lambda t: self.out(t) >= self._home_of(t, prefill))
+        values = {t: min(self.out(t), self._home_of(t, prefill)) for t in {max(least, crossing - 1), crossing}}
         if not self._out_rises():
-            grid = {round(self.longest * (i / GRID) ** 2) for i in range(GRID + 1)}
+            grid = {least + round((most - least) * (i / GRID) ** 2) for i in range(GRID + 1)}
             values |= {t: min(self.out(t), self._home_of(t, prefill)) for t in grid}
         top = max(values.values())
         rate = min(limit, top)
-        if unused >= rate * (1 - SAME) and present is None:
+        if self.link.max_threshold is None and unused >= rate * (1 - SAME) and present is None:
             return Choice(prefill, None, unused)
         at = min((t for t, v in values.items() if v >= rate * (1 - SAME)), key=lambda t: (-values[t], t))
-        low = first(0, at, lambda t: self.out(t) >= rate * (1 - SAME))
-        high = first(at, self.longest + 1, lambda t: t > self.longest or self._home_of(t, prefill) < rate * (1 - SAME))
+        low = first(least, at, lambda t: self.out(t) >= rate * (1 - SAME))
+        high = first(at, most + 1, lambda t: t > most or self._home_of(t, prefill) < rate * (1 - SAME))
         plateau = (low, max(at, high - 1))
         if present is not None:
             at = min(max(present, plateau[0]), plateau[1])

@@ -95,7 +95,7 @@ class Model:
 
     def __init__(self, workload: Workload, topology: Topology, service_time: ServiceTime = "mean") -> None:
         """Raises PlanError where a profile was not measured up to the longest request."""
-        self.workload = workload
+        self.workload = workload.with_mean_cached() if service_time == "representative" else workload
         self.topology = topology
         self.service_time = service_time
         self._count = integral_of(workload, ONE)

@@ -75,6 +75,10 @@ class Link:
     """Share of the rate kept free for loss, retransmission and bursts, 0 up to 1."""
     allowance: float = 1.0
     """Share of the requests that may leave over this link at all (residency); it does not depend on their length."""
+    min_threshold: int = 0
+    """Lowest threshold, tokens."""
+    max_threshold: int | None = None
+    """Highest threshold, tokens; None: the link need not be used."""
 
     @property
     def usable_gbps(self) -> float:
@@ -140,6 +144,9 @@ class Topology:
                 number(f"{path}.{field}", value, above=True, most=1e6)
         number(f"{path}.headroom", link.headroom, most=0.99)
         number(f"{path}.allowance", link.allowance, most=1)
+        number(f"{path}.minThreshold", link.min_threshold)
+        if link.max_threshold is not None:
+            number(f"{path}.maxThreshold", link.max_threshold, least=link.min_threshold)
 
     @property
     def lines(self) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The profiles that ship with the package, by file name: `shipped("H20x8")`.
 
-Both were fitted to what arXiv:2604.15039 publishes for its 1T hybrid model on instances of eight GPUs.
+H200x8 and H20x8 were fitted to what arXiv:2604.15039 publishes for its 1T hybrid model on instances of eight GPUs.
+RubinCPXx8 (prefill only) and LPUx256 (decode only) are estimates from announcements, `source: assumed`.
 """
 
 from __future__ import annotations
