@@ -3,9 +3,9 @@
     arrival -> queue of the PD pool -> [slot free, instance free] prefill -> transfer -> first token -> decode -> done
 
 A decode slot is reserved before the prefill starts and held to the last token. A prefill instance is free as soon as
-its prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets `rdma_gbps`.
-With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state comes after
-it; without it, as in vLLM's NIXL connector, everything is moved when the prefill is done.
+its prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets
+`rdma_gbps`. With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state
+comes after it; without it, as in vLLM's NIXL connector, everything is moved when the prefill is done.
 
 Prefix caches, where the requests name their blocks: one per pool. What a pool prefills it keeps, rows and states; what
 it gets over a link it keeps as rows, and the state it gets is at the prompt's very end, where nobody can reuse it. A

@@ -30,7 +30,8 @@ class Quantiles:
         if not values:
             return cls(0, math.nan, math.nan, math.nan, math.nan, math.nan)
         row = sorted(values)
-        return cls(len(row), math.fsum(row) / len(row), *(_quantile(row, q) for q in (0.5, 0.9, 0.99)), row[-1])
+        p50, p90, p99 = (_quantile(row, q) for q in (0.5, 0.9, 0.99))
+        return cls(len(row), math.fsum(row) / len(row), p50, p90, p99, row[-1])
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Result:
     """Tokens that were computed, of `prompt_tokens`."""
     prompt_tokens: float
     series: Sequence[Sample]
-    ttft_values: Sequence[float] = field(default=(), repr=False)
+    ttft_values: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
+    """Every single one by class, if the run was asked to keep them."""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `prfaas simulate -o json`, without those that say what was simulated."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from prfaas.planner.simulator.arrivals import Arrival
+from prfaas.planner.workload import Histogram, Request
+from prfaas.routing.prefixes import PrefixCache
 
 BLOCK_TOKENS = 512
 MAX_TOKENS = 10_000_000
@@ -47,6 +50,38 @@ def read(lines: Iterable[str], name: str) -> Iterator[Arrival]:
         yield Arrival(last - start, arrival.tokens, arrival.output, 0.0, arrival.blocks)
     if start is None:
         raise TraceError(f"{name}: has no requests")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a planner needs to know of a trace."""
+
+    histogram: Histogram
+    requests: int
+    seconds: float
+    """From the first request to the last."""
+
+    @property
+    def rate(self) -> float:
+        """Requests/s; 0 where all came at once."""
+        return self.requests / self.seconds if self.seconds > 0 else 0.0
+
+
+def observe(arrivals: Iterable[Arrival], cache: PrefixCache | None) -> Observed:
+    """Uncached lengths, cached prefixes and outputs, as they would be if one pool with `cache` prefilled everything."""
+    last, count = 0.0, 0
+
+    def requests() -> Iterator[Request]:
+        nonlocal last, count
+        for each in arrivals:
+            last, count = each.at, count + 1
+            cached = each.cached
+            if cache is not None and each.blocks:
+                cached = cache.look(each.blocks, int(each.tokens)).reusable
+                cache.keep(each.blocks, int(each.tokens))
+            yield Request(each.tokens - cached, cached, each.output)
+
+    return Observed(Histogram.of(requests()), count, last)
 
 
 def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -116,7 +116,7 @@ class Watch:
             prefill_tokens=log.prefill_tokens,
             prompt_tokens=log.prompt_tokens,
             series=tuple(self._series.samples),
-            ttft_values=every if keep_values else (),
+            ttft_values=dict(log.ttft) if keep_values else {},
         )
 
     def _gbit(self) -> float:
