@@ -170,6 +170,18 @@ async def test_an_endpoint_that_is_not_bound_is_connected_to() -> None:
             assert msgspec.msgpack.decode((await subscriber.recv_multipart())[2])[1] == [STORED]
 
 
+@pytest.mark.parametrize("name", ["endpoint", "replay_endpoint"])
+async def test_an_endpoint_that_cannot_be_opened_is_told(name: str) -> None:
+    with socket(zmq.PULL) as other:
+        port = other.bind_to_random_port("tcp://0.0.0.0")
+        taken = f"tcp://*:{port}"
+        endpoints: dict[str, Any] = {"endpoint": "tcp://*:0", name: taken}
+        publisher = Publisher(EventsConfig(enable_kv_cache_events=True, **endpoints), "127.0.0.1")
+        with pytest.raises(OSError, match=rf"--kv-events-config: tcp://\*:{port}: Address already in use"):
+            publisher.start()
+        await publisher.stop()
+
+
 def test_every_field_of_vllms_configuration_is_known() -> None:
     ours = EventsConfig()
     for field in FACTS["config"]:

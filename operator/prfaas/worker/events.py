@@ -75,7 +75,7 @@ class Publisher:
         self._pending.append(event)
 
     def start(self) -> None:
-        """Open the sockets; zmq.ZMQError where an endpoint is taken or no endpoint at all."""
+        """Open the sockets; OSError where an endpoint is taken, or is none."""
         import zmq
         import zmq.asyncio
 
@@ -84,7 +84,7 @@ class Publisher:
         if binds(self._endpoint):
             self._endpoint = self._bind(self._pub, self._endpoint)
         else:
-            self._pub.connect(self._endpoint)
+            self._open(self._pub.connect, self._endpoint)
         if self._replay_endpoint is not None:
             self._replay = zmq.asyncio.Context.shadow(zmq.Context.instance()).socket(zmq.ROUTER)
             self._replay.setsockopt(zmq.SNDHWM, 2 * (self._config.buffer_steps + 1))
@@ -131,10 +131,18 @@ class Publisher:
     def _bind(self, socket: zmq.Socket[Any], endpoint: str) -> str:
         """Bind; `tcp://*:0` becomes this host's address and a free port."""
         if endpoint != "tcp://*:0":
-            socket.bind(endpoint)
+            self._open(socket.bind, endpoint)
             return endpoint
         port = socket.bind_to_random_port(f"tcp://{self._host}")
         return f"tcp://{self._host}:{port}"
+
+    def _open(self, how: Callable[[str], object], endpoint: str) -> None:
+        import zmq
+
+        try:
+            how(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"--kv-events-config: {endpoint}: {error.strerror}") from error
 
     async def _answer_replays(self, socket: zmq.asyncio.Socket) -> None:
         while True:
