@@ -29,6 +29,38 @@ def seconds(text: str) -> float:
     return number
 
 
+def positive(text: str) -> float:
+    """A number above 0."""
+    number = _finite(text)
+    if number is None or number <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def at_least_zero(text: str) -> float:
+    """A number, 0 or above."""
+    number = _finite(text)
+    if number is None or number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or above")
+    return number
+
+
+def _finite(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def picture(text: str) -> Path:
+    """A file to draw into."""
+    path = Path(text)
+    if path.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no picture: the name must end in .png or .svg")
+    return path
+
+
 def count(text: str) -> int:
     """A whole number above 0."""
     number = int(text) if text.isascii() and text.isdigit() else 0

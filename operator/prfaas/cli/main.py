@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("crds", "fetch", "link", "operator", "plan", "render", "router", "status", "worker")
+COMMANDS = ("crds", "fetch", "link", "operator", "plan", "render", "router", "simulate", "status", "worker")
 
 
 def build_parser(wanted: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from prfaas.cli.arguments import picture
 
 if TYPE_CHECKING:
     from prfaas.planner.input import Planning
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-f", "--file", dest="files", action="append", required=True, metavar="FILE", help="YAML; - is standard input"
     )
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
-    parser.add_argument("--plot", type=_picture, metavar="OUT", help="draw throughput over threshold (.png or .svg)")
+    parser.add_argument("--plot", type=picture, metavar="OUT", help="draw throughput over threshold (.png or .svg)")
     parser.add_argument("--sweep", metavar="NAME=N,N,...", help="plan again for each: link=100,50,25 or prfaas=2,4,8")
     parser.add_argument("--what-if", metavar="NAME=[+-]N,...", help="and if there were: prfaas=+2,link=25")
     parser.add_argument("--rate", type=float, help="offered requests/s; adds latency under load")
@@ -133,10 +134,3 @@ def _print(output: str, keys: dict[str, Any], text: list[str]) -> None:
         print(yaml.safe_dump(keys, sort_keys=False), end="")
     else:
         print("\n".join(text), end="")
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".png", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no picture: the name must end in .png or .svg")
-    return path
