@@ -59,9 +59,7 @@ def test_the_rest_of_the_case_study(capsys: pytest.CaptureFixture[str]) -> None:
 def test_table_5() -> None:
     for tokens, mebibytes, seconds, gbps in PAPER["table5"]:
         assert H200.kv.bytes(tokens) / 2**20 == pytest.approx(mebibytes, rel=1e-3)
-        assert H200.prefill.seconds(tokens) == pytest.approx(
-            seconds, rel=0.013
-        )
+        assert H200.prefill.seconds(tokens) == pytest.approx(seconds, rel=0.013)
         assert H200.kv_gbps(tokens) == pytest.approx(gbps, rel=PERCENT)
 
 

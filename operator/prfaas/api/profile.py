@@ -83,11 +83,14 @@ class PrefillProfile(ApiModel):
     def remaining_seconds(self, tokens: int, cached: int) -> float:
         """T(l|x): the prefill of `tokens` tokens of which the first `cached` are there already, seconds.
 
-        T(l) - T(x) + T(0): what the cached tokens would have cost is saved, what every prefill costs is not. With the
-        quadratic this is a + b * (l-x)/1000 + c * (l^2-x^2)/10^6: the new tokens attend to all before them.
+        With coefficients max(floor, a + b * (l-x)/1000 + c * (l^2-x^2)/10^6): what every prefill costs is not saved, and
+        the new tokens attend to all before them. With points T(l) - T(x) + T(0), which is the same without a floor.
         """
         if not cached:
             return self.seconds(tokens)
+        if self.coefficients is not None:
+            f, kilo, there = self.coefficients, tokens / 1000, cached / 1000
+            return max(f.floor, f.a + f.b * (kilo - there) + f.c * (kilo * kilo - there * there))
         return self.seconds(tokens) - self.seconds(cached) + self.seconds(0)
 
 

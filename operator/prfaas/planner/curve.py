@@ -49,7 +49,7 @@ class Curve:
         return Curve(starts, tuple(_sum(self._at(start), other._at(start)) for start in starts))
 
     def after(self, cached: float) -> Curve:
-        """n -> T(n + x) - T(x) + T(0): what n new tokens cost on x cached ones (`PrefillProfile.remaining_seconds`)."""
+        """n -> T(n + x) - T(x) + T(0)."""
         if cached <= 0:
             return self
         saved = self(0) - self(cached)
@@ -81,11 +81,11 @@ def line(intercept: float, slope: float) -> Curve:
     return Curve((0.0,), ((intercept, slope),))
 
 
-def prefill_curve(profile: PrefillProfile) -> Curve:
-    """T(l), seconds: `PrefillProfile.seconds` as a function by pieces."""
+def prefill_curve(profile: PrefillProfile, cached: float = 0.0) -> Curve:
+    """n -> T(n | x), seconds: what n new tokens cost on x cached ones (`PrefillProfile.remaining_seconds`)."""
     if profile.coefficients is not None:
         f = profile.coefficients
-        quadratic = (f.a, f.b / 1e3, f.c / 1e6)
+        quadratic = (f.a, f.b / 1e3 + 2 * cached * f.c / 1e6, f.c / 1e6)
         kink = _reaches(quadratic, f.floor)
         if kink <= 0:
             return Curve((0.0,), (quadratic,))
@@ -100,7 +100,7 @@ def prefill_curve(profile: PrefillProfile) -> Curve:
         slope = (y1 - y0) / (x1 - x0)
         starts.append(x0)
         lines.append((y0 - slope * x0, slope))
-    return Curve(tuple(starts), tuple(lines))
+    return Curve(tuple(starts), tuple(lines)).after(cached)
 
 
 def evaluate(polynomial: Sequence[float], x: float) -> float:

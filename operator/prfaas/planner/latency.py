@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from prfaas.planner.curve import Curve
 from prfaas.planner.setting import Latency, Setting
 from prfaas.planner.throughput import Model, Part
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, kv_curve, seconds_curve
@@ -180,15 +181,15 @@ def _bases(model: Model, part: Part, gbps: float, points: int) -> list[tuple[flo
     if share <= 1e-12:
         return []
     server, _ = _server(model, part)
-    seconds, gbit = seconds_curve(server.profile), kv_curve(server.profile)
-    zero = seconds(0)
+    gbit = kv_curve(server.profile)
+    curves: dict[float, Curve] = {}
     low, high = model.count(-1.0, part.lo), model.count(-1.0, part.hi)
 
     def base(request: Request) -> float:
-        prefill = seconds(request.uncached + request.cached)
-        if request.cached:
-            prefill += zero - seconds(request.cached)
-        return prefill + gbit(request.uncached) / gbps
+        seconds = curves.get(request.cached)
+        if seconds is None:
+            seconds = curves[request.cached] = seconds_curve(server.profile, request.cached)
+        return seconds(request.uncached) + gbit(request.uncached) / gbps
 
     at = (model.workload.at(low + (high - low) * (i + 0.5) / points) for i in range(points))
     return [(base(request), share / points) for request in at]

@@ -84,7 +84,7 @@ class Relaxation:
         """Seconds of the pool by uncached length."""
         if self.lines is not None:
             return self.lines[resource_of(pool)]
-        return seconds_curve(pool.profile).after(segment.cached)
+        return seconds_curve(pool.profile, segment.cached)
 
     def seconds(self, pool: PrfaaSPool | PDPool, lo: float, hi: float) -> float:
         """E[cost; lo < L <= hi]."""

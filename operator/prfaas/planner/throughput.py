@@ -124,22 +124,21 @@ class Model:
 
     def curve(self, pool: PrfaaSPool | PDPool) -> Curve:
         """n -> T(n | x) with the mean cached prefix x: what a representative length is put into."""
-        return seconds_curve(pool.profile).after(self.workload.cached)
+        return seconds_curve(pool.profile, self.workload.cached)
 
     def work(self, pool: PrfaaSPool | PDPool) -> Integral:
         """x -> E[T(L | cached); L <= x], seconds."""
         found = self._work.get(id(pool))
         if found is None:
-            base = seconds_curve(pool.profile)
-            found = self._work[id(pool)] = Integral(self.workload, lambda segment: base.after(segment.cached))
+            found = Integral(self.workload, lambda segment: seconds_curve(pool.profile, segment.cached))
+            self._work[id(pool)] = found
         return found
 
     def work_squared(self, pool: PrfaaSPool | PDPool) -> Integral:
         """x -> E[T(L | cached)^2; L <= x], s^2."""
         found = self._squared.get(id(pool))
         if found is None:
-            base = seconds_curve(pool.profile)
-            found = Integral(self.workload, lambda segment: base.after(segment.cached).squared())
+            found = Integral(self.workload, lambda segment: seconds_curve(pool.profile, segment.cached).squared())
             self._squared[id(pool)] = found
         return found
 

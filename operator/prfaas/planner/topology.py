@@ -181,9 +181,9 @@ def kv_curve(profile: Profile) -> Curve:
     return line(profile.kv.fixed_bytes * gbit, profile.kv.bytes_per_token * gbit)
 
 
-def seconds_curve(profile: Profile) -> Curve:
-    """T(l) of the profile, seconds."""
-    return prefill_curve(profile.prefill)
+def seconds_curve(profile: Profile, cached: float = 0.0) -> Curve:
+    """n -> T(n | cached) of the profile, seconds."""
+    return prefill_curve(profile.prefill, cached)
 
 
 def _check_pool(path: str, pool: PrfaaSPool | PDPool) -> None:
