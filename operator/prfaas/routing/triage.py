@@ -131,7 +131,7 @@ class Triage:
     def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
         """See `Queue`."""
         cut = thresholds[REMOTE] if len(thresholds) > REMOTE else None
-        self.threshold = math.inf if cut is None else max(1.0, cut)
+        self.threshold = self.cut = math.inf if cut is None else max(1.0, cut)
 
     def __len__(self) -> int:
         return len(self._waiting)
