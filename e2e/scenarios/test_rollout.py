@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import pytest
-
 from e2e.client import Outcome
 from e2e.stack import Stack, condition, eventually
-from e2e.traffic import traffic
+from e2e.traffic import Traffic, traffic
 
 SHORT, LONG = 2_000, 40_000
 POOLS = {"east": ("prfaascluster", "h200"), "west": ("pdcluster", "h20")}
@@ -57,46 +55,63 @@ def served(outcomes: Sequence[Outcome], count: int) -> bool:
     return len(outcomes) >= count and {outcome.remote for outcome in outcomes[-count:]} == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "setting"),
-    [("west", "east", {"kvCacheDtype": "fp8"}), ("east", "west", {"attentionBackend": "TRITON_MLA"})],
-    ids=["decode first", "prefill first"],
-)
-def test_a_new_key_goes_through_both_datacenters_and_no_request_fails(
-    stack: Stack, first: str, then: str, setting: dict[str, str]
-) -> None:
-    (old,) = keys(stack, "west")
-    assert keys(stack, "east") == {old}
-    unready: list[str] = []
+class Rollout:
+    """A setting that gives the key another value, in one datacenter and then in the other, under `flow`."""
 
-    def watched(done: bool) -> bool:
-        """`done`, after a look at whether the pools have stayed Ready."""
+    def __init__(self, stack: Stack, flow: Traffic, setting: dict[str, str]) -> None:
+        self.stack, self.flow, self.setting = stack, flow, setting
+        self.unready: list[str] = []
+        """When and why a pool was not Ready while it went on."""
+
+    def go(self, first: str, then: str) -> str:
+        """Roll it out; the new key. Raises AssertionError where it halts, goes too far, or ends otherwise."""
+        (old,) = keys(self.stack, first)
+        self._change(first)
+        eventually(lambda: self._watched(self._waits(first)), 240, f"{first} does not say that it waits for {then}")
+        (new,) = keys(self.stack, first) - {old}
+        assert keys(self.stack, first) == {old, new}, "it keeps an instance of the old key meanwhile"
+        self._serve_on()
+        self._change(then)
+        for datacenter in (then, first):
+            eventually(partial(self._is_over, datacenter, new), 300, f"{datacenter} did not go over to the new key")
+        return new
+
+    def _change(self, datacenter: str) -> None:
+        self.stack.patch(datacenter, *POOLS[datacenter], {"spec": {"engine": self.setting}})
+
+    def _waits(self, datacenter: str) -> bool:
+        pool = self.stack.get(datacenter, *POOLS[datacenter])
+        return condition(pool, "Reconciling").get("reason") == "WaitingForPeer"
+
+    def _is_over(self, datacenter: str, new: str) -> bool:
+        return self._watched(whole(self.stack, datacenter, new))
+
+    def _serve_on(self) -> None:
+        halted = self.flow.mark()
+        self.flow.wait_for(lambda seen: served(seen, 20), halted, 120)
+
+    def _watched(self, done: bool) -> bool:
         for datacenter, (kind, name) in POOLS.items():
-            ready = condition(stack.get(datacenter, kind, name), "Ready")
+            ready = condition(self.stack.get(datacenter, kind, name), "Ready")
             if ready["status"] != "True":
-                unready.append(f"{datacenter}: {ready['reason']}: {ready.get('message', '')}")
+                self.unready.append(f"{datacenter}: {ready['reason']}: {ready.get('message', '')}")
         return done
 
-    def waits(datacenter: str) -> bool:
-        """Whether a pool does nothing more until its peer does."""
-        pool = stack.get(datacenter, *POOLS[datacenter])
-        return condition(pool, "Reconciling").get("reason") == "WaitingForPeer"
+
+def test_a_new_key_goes_through_both_datacenters_and_back_and_no_request_fails(stack: Stack) -> None:
+    (old,) = keys(stack, "west")
+    assert keys(stack, "east") == {old}
+    before = stack.get("west", *POOLS["west"])["spec"]["engine"]["kvCacheDtype"]
 
     with traffic(stack.target(), [SHORT, LONG], streams=6) as flow:
         flow.wait_for(lambda seen: served(seen, 12), 0, 60)
-        stack.patch(first, *POOLS[first], {"spec": {"engine": setting}})
-        eventually(lambda: watched(waits(first)), 240, f"{first} does not say that it waits for {then}")
-        (new,) = keys(stack, first) - {old}
-        assert keys(stack, first) == {old, new}, "it keeps an instance of the old key meanwhile"
-
-        def over(datacenter: str) -> bool:
-            return watched(whole(stack, datacenter, new))
-
-        halted = flow.mark()
-        flow.wait_for(lambda seen: served(seen, 20), halted, 120)
-        stack.patch(then, *POOLS[then], {"spec": {"engine": setting}})
-        for datacenter in (then, first):
-            eventually(partial(over, datacenter), 300, f"{datacenter} did not go over to the new key")
+        there = Rollout(stack, flow, {"kvCacheDtype": "fp8"})
+        new = there.go("west", "east")
+        middle = flow.mark()
+        flow.wait_for(lambda seen: served(seen, 20), middle, 120)
+        turned = flow.mark()
+        back = Rollout(stack, flow, {"kvCacheDtype": before})
+        assert back.go("east", "west") == old
         ended = flow.mark()
         flow.wait_for(lambda seen: served(seen, 20), ended, 120)
 
@@ -105,7 +120,8 @@ def test_a_new_key_goes_through_both_datacenters_and_no_request_fails(
     chosen = pairs(stack)
     assert [pair for pair in chosen if pair[2] not in ("", pair[0])] == [], "a mixed pair"
     assert {(old, "", old), (old, "east", old), (new, "", new), (new, "east", new)} <= chosen
-    decisions = {outcome.decision for outcome in flow.since(ended)}
-    assert decisions, "and from then on the new key alone"
-    assert all(f"key={new};" in decision for decision in decisions)
-    assert unready == []
+    for key, since in ((new, flow.outcomes[middle:turned]), (old, flow.since(ended))):
+        decisions = {outcome.decision for outcome in since}
+        assert decisions, "and from then on the wanted key alone"
+        assert all(f"key={key};" in decision for decision in decisions)
+    assert there.unready + back.unready == []
