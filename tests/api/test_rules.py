@@ -229,7 +229,7 @@ def of_engines(kind: str) -> list[Case]:
 def of_models(kind: str) -> list[Case]:
     """Rules about where a model comes from and is kept."""
     model = {"name": "org/model"}
-    cache = {"ephemeral": {}}
+    cache: dict[str, Any] = {"ephemeral": {}}
     fetched = {**model, "source": "hf://org/model", "cache": cache}
     claim = {**model, "source": "pvc://models/org/model"}
     one_cache = "exactly one of persistentVolumeClaim, hostPath and ephemeral is required"

@@ -252,7 +252,7 @@ def test_profile_from_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(shipped("H20x8").to_wire() | {"gpus": -1}))
     with pytest.raises(ValueError, match=r"--profile .*mine.yaml: .*\ngpus"):
         parse("m", "--profile", str(path))
-    with pytest.raises(ValueError, match=r"nope: neither a shipped profile \(H200x8, H20x8, LPUx256, RubinCPXx8\) nor a readable"):
+    with pytest.raises(ValueError, match=r"nope: neither a shipped profile \(.*H200x8, H20x8.*\) nor a readable"):
         parse("m", "--profile", "nope")
 
 

@@ -83,8 +83,8 @@ class PrefillProfile(ApiModel):
     def remaining_seconds(self, tokens: int, cached: int) -> float:
         """T(l|x): the prefill of `tokens` tokens of which the first `cached` are there already, seconds.
 
-        With coefficients max(floor, a + b * (l-x)/1000 + c * (l^2-x^2)/10^6): what every prefill costs is not saved, and
-        the new tokens attend to all before them. With points T(l) - T(x) + T(0), which is the same without a floor.
+        With coefficients max(floor, a + b * (l-x)/1000 + c * (l^2-x^2)/10^6): what every prefill costs is not saved,
+        and the new tokens attend to all before them. With points T(l) - T(x) + T(0), which is the same without a floor.
         """
         if not cached:
             return self.seconds(tokens)
