@@ -75,7 +75,7 @@ class Simulation:
         self._draw = random.Random(f"{seed}/routing").random
         self._log = Log()
         self._world = build(self._loop, topology, setting, queue_of, cache_of, self._moved, self._complete)
-        self._watch = Watch(self._loop, self._world, self._log, options.sample_seconds)
+        self._watch = Watch(self._loop, self._world, self._log, options.sample_seconds, lambda: self._under_way)
         self._came = 0
         self._under_way = 0
         self._begun = False
@@ -103,7 +103,7 @@ class Simulation:
 
     def result(self) -> Result:
         """Of what has happened so far."""
-        return self._watch.result(self._under_way, self._options.keep_values)
+        return self._watch.result(self._options.keep_values)
 
     # The life of a request
 
@@ -272,6 +272,7 @@ class Simulation:
         if flight.output > 0 and flight.at >= self._options.warmup:
             self._log.tpot[_class(flight)].append((now - flight.first_token) / flight.output)
         self._log.completed += 1
+        self._log.ended = now
         self._under_way -= 1
         router = self._world.routers[flight.pd]
         if router.decoders.release(flight, now):

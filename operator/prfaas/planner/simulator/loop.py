@@ -12,10 +12,10 @@ class Loop:
     def __init__(self) -> None:
         """Nothing is to happen; it is 0."""
         self.now = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._events: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._given = 0
 
-    def at(self, time: float, call: Callable[..., None], *args: object) -> None:
+    def at(self, time: float, call: Callable[..., object], *args: object) -> None:
         """Call `call(*args)` at `time`, or now if that is past."""
         self._given += 1
         heapq.heappush(self._events, (max(time, self.now), self._given, call, args))

@@ -152,6 +152,8 @@ class Log:
         self.prefill_tokens = 0.0
         self.completed = 0
         self.failed = 0
+        self.ended = 0.0
+        """When the last of them was completed."""
 
 
 def _quantile(row: Sequence[float], q: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prfaas.planner.simulator.loop import Loop
@@ -26,8 +26,9 @@ class Mark:
 class Watch:
     """The observer of one run."""
 
-    def __init__(self, loop: Loop, world: World, log: Log, sample_seconds: float) -> None:
-        """`log` is written by the run."""
+    def __init__(self, loop: Loop, world: World, log: Log, sample_seconds: float, under_way: Callable[[], int]) -> None:
+        """`log` is written by the run; `under_way()` says how many requests are not yet done."""
+        self._under_way = under_way
         self._loop = loop
         self._world = world
         self._log = log
@@ -74,12 +75,12 @@ class Watch:
                 )
             )
         self._last = (now, served, self._log.completed)
-        if self._loop.pending:
+        if self._loop.pending and (self._under_way() or self.end is None):
             self._loop.at(now + self._series.every, self.sample)
 
-    def result(self, unfinished: int, keep_values: bool) -> Result:
+    def result(self, keep_values: bool) -> Result:
         """Of what there is so far."""
-        log, now = self._log, self._loop.now
+        log, unfinished = self._log, self._under_way()
         last = self.end or self.mark()
         first = self.start if self.start is not None and self.start.at < last.at else None
         if first is None and last.at <= 0:
@@ -100,7 +101,7 @@ class Watch:
             requests=len(every),
             failed=log.failed,
             unfinished=unfinished,
-            seconds=now,
+            seconds=self._loop.now if unfinished else log.ended,
             window=(at, last.at),
             throughput=completed / window if window > 0 else math.nan,
             ttft=Quantiles.of(every),
