@@ -22,7 +22,6 @@ from prfaas.worker.kv.lanes import Cache, Outgoing
 from prfaas.worker.kv.leases import Lease, LeaseTable, extension_seconds
 from prfaas.worker.kv.params import Nowhere
 from prfaas.worker.kv.payload import chunks_of, payload_bytes
-from prfaas.worker.kv.peers import Peers
 from prfaas.worker.kv.pull import Reader
 from prfaas.worker.kv.serve import KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError
@@ -162,17 +161,6 @@ class Networked(Connector):
             generation.fetch = asyncio.create_task(_for_ever())
         else:
             generation.fetch = asyncio.create_task(self._fetch(generation))
-
-    def peers(self) -> Peers:
-        """Handshakes of this engine (NIXL)."""
-        config, transfer = self.services.config, self.transfer
-        return Peers(
-            compatibility=config.compatibility,
-            enforced=transfer.enforce_compatibility,
-            count_failed=self.measured.failed_transfers.inc,
-            clock=self.services.clock,
-            idle_seconds=transfer.engine_ttl / config.time_scale,
-        )
 
     def cache(self, engine_id: str, request_id: str, tokens: int) -> Cache:
         """What a transfer of that request is about."""

@@ -7,74 +7,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
-from prfaas.worker.kv.connector import Networked, Services, reused
+from prfaas.worker.kv.connector import Services, reused
 from prfaas.worker.kv.leases import Lease, LeaseError, heartbeat_seconds
+from prfaas.worker.kv.nixl import Nixl
 from prfaas.worker.kv.params import Nowhere, ParamsError, RemoteBlocks, blocks_digest
 from prfaas.worker.kv.peers import TransferError
 from prfaas.worker.kv.pull import Puller
-from prfaas.worker.kv.serve import SILENCE_SECONDS, Identity, KVServer
+from prfaas.worker.kv.serve import SILENCE_SECONDS
 from prfaas.worker.kv.wire import Connection, Kind, WireError, parse, within
 
 log = logging.getLogger(__name__)
 
 
-class NixlPull(Networked):
+class NixlPull(Nixl):
     """NixlConnector and NixlPullConnector."""
 
     def __init__(self, services: Services, transfer: KVTransfer) -> None:
-        super().__init__(services, transfer, transfer.lease_seconds)
-        config = services.config
-        self._peers = self.peers()
+        super().__init__(services, transfer)
         self._puller = Puller(
             reader=self.reader,
             peers=self._peers,
-            heartbeat_seconds=heartbeat_seconds(transfer.lease_seconds) / config.time_scale,
+            heartbeat_seconds=heartbeat_seconds(transfer.lease_seconds) / services.config.time_scale,
             cache=self.cache,
             in_background=self.in_background,
             count_untold=self.measured.failed_notifications.inc,
         )
-        self._server = KVServer(
-            Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
-        )
-        self.port = transfer.port
 
     async def start(self) -> None:
         """Listen for readers, where this engine prefills for others."""
         if self.transfer.produces:
             self.port = await self._server.start(self.transfer.host, self.transfer.port)
 
-    async def stop(self) -> None:
-        """See Connector."""
-        await self._server.stop()
-        self._peers.stop()
-        await super().stop()
-
-    def choose(self, generation: Generation, params: dict[str, Any] | None) -> None:
-        """See Connector."""
-        sequence = generation.sequence
-        if params and params.get("do_remote_prefill"):
-            if not self.transfer.consumes:
-                raise ParamsError("do_remote_prefill sent to a kv_producer")
-            generation.remote = remote = RemoteBlocks.from_params(params)
-            tokens = self.sent_tokens(sequence.prompt_tokens)
-            if isinstance(remote, RemoteBlocks) and remote.tokens not in (None, tokens):
-                raise ParamsError(f"KV of {remote.tokens} tokens for a prompt that needs {tokens}")
-            sequence.kv_from_remote = generation.external = True
-        elif params and params.get("do_remote_decode"):
-            if not self.transfer.produces:
-                raise ParamsError("do_remote_decode sent to a kv_consumer")
-            self.keep(generation)
-
     def abandon(self, generation: Generation) -> None:
         """See Connector."""
         pulling = generation.fetch is not None and not generation.fetch.done()
         super().abandon(generation)
         if pulling and isinstance(generation.remote, RemoteBlocks):
-            self.in_background(self._tell_released(generation.remote))
+            self.in_background(self.notify(partial(self._puller.release, generation.remote)))
 
     def refused(self, params: dict[str, Any] | None) -> None:
         """See Connector."""
@@ -88,23 +62,13 @@ class NixlPull(Networked):
         if isinstance(remote, Nowhere):
             log.warning("refused request without kv_transfer_params.%s", remote.missing)
         else:
-            self.in_background(self._tell_released(remote))
+            self.in_background(self.notify(partial(self._puller.release, remote)))
 
     def grant(self, generation: Generation, now: float) -> None:
         """See Connector."""
-        sequence = generation.sequence
-        shown = self.shown_blocks(generation)
-        self.lease(generation, sequence.request_id, now, blocks_digest(shown))
-        generation.kv_params = RemoteBlocks(
-            engine_id=self.transfer.engine_id,
-            request_id=sequence.request_id,
-            host=self.transfer.host,
-            port=self.port,
-            tokens=self.sent_tokens(sequence.prompt_tokens),
-            block_ids=shown,
-            tp_size=self.services.config.tensor_parallel_size,
-            cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
-        ).to_params()
+        remote = self.granted(generation)
+        self.lease(generation, remote.request_id, now, blocks_digest(remote.block_ids))
+        generation.kv_params = remote.to_params()
 
     # The reading side.
 
@@ -123,12 +87,11 @@ class NixlPull(Networked):
             self.count_transfer(pulled.posted, pulled.seconds, pulled.wire_bytes, pulled.chunks)
             owner.kv_arrived(generation, pulled.state)
 
-    async def _tell_released(self, remote: RemoteBlocks) -> None:
-        try:
-            await self._puller.release(remote)
-        except TransferError as error:
-            log.warning("KV stays at the prefill worker until its lease ends: %s", error)
-            self.measured.failed_notifications.inc()
+    def _remote(self, params: dict[str, Any], tokens: int) -> RemoteBlocks | Nowhere:
+        remote = RemoteBlocks.from_params(params)
+        if isinstance(remote, RemoteBlocks) and remote.tokens not in (None, tokens):
+            raise ParamsError(f"KV of {remote.tokens} tokens for a prompt that needs {tokens}")
+        return remote
 
     # The side that is read.
 

@@ -12,17 +12,18 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prfaas.worker.config import KVTransfer
 from prfaas.worker.generation import Generation
-from prfaas.worker.kv.connector import Networked, Services
+from prfaas.worker.kv.connector import Services
 from prfaas.worker.kv.lanes import Incoming, Outgoing, all_of, lanes_for, started
 from prfaas.worker.kv.leases import Lease, LeaseError
-from prfaas.worker.kv.params import ParamsError, RemoteBlocks, RemoteWriter, pushed_params
+from prfaas.worker.kv.nixl import Nixl
+from prfaas.worker.kv.params import RemoteWriter, pushed_params
 from prfaas.worker.kv.payload import PayloadError
 from prfaas.worker.kv.peers import HANDSHAKE_SECONDS, Peer, TransferError
-from prfaas.worker.kv.serve import Identity, KVServer
 from prfaas.worker.kv.wire import Connection, Kind, WireError, connect, parse, within
 
 log = logging.getLogger(__name__)
@@ -46,16 +47,11 @@ class Awaited:
     arrived: asyncio.Future[bytes]
 
 
-class NixlPush(Networked):
+class NixlPush(Nixl):
     """NixlPushConnector."""
 
     def __init__(self, services: Services, transfer: KVTransfer) -> None:
-        super().__init__(services, transfer, transfer.lease_seconds)
-        config = services.config
-        self._peers = self.peers()
-        self._server = KVServer(
-            Identity(transfer.engine_id, config.compatibility, config.tensor_parallel_size), self._talk
-        )
+        super().__init__(services, transfer)
         self._registered: dict[str, Registration] = {}
         """By the request's name, see `_name`: decode workers whose prefill has not ended here."""
         self._waiting: dict[str, Lease] = {}
@@ -64,7 +60,7 @@ class NixlPush(Networked):
         """By the decode worker's request id."""
         self._awaited: dict[str, Awaited] = {}
         """By this engine's request id."""
-        self._watch_seconds = transfer.push_registration_seconds / config.time_scale
+        self._watch_seconds = transfer.push_registration_seconds / services.config.time_scale
 
     def _name(self, request_id: str) -> str:
         """What the internal ids of both legs have in common: all, where they have no random end."""
@@ -75,52 +71,22 @@ class NixlPush(Networked):
         """Listen: on one side for registrations, on the other for writes."""
         self.port = await self._server.start(self.transfer.host, self.transfer.port)
 
-    async def stop(self) -> None:
-        """See Connector."""
-        await self._server.stop()
-        self._peers.stop()
-        await super().stop()
-
-    def choose(self, generation: Generation, params: dict[str, Any] | None) -> None:
-        """See Connector."""
-        sequence = generation.sequence
-        if params and params.get("do_remote_prefill"):
-            if not self.transfer.consumes:
-                raise ParamsError("do_remote_prefill sent to a kv_producer")
-            generation.remote = RemoteWriter.from_params(params)
-            sequence.kv_from_remote = generation.external = True
-        elif params and params.get("do_remote_decode"):
-            if not self.transfer.produces:
-                raise ParamsError("do_remote_decode sent to a kv_consumer")
-            self.keep(generation)
-
     def abandon(self, generation: Generation) -> None:
         """See Connector."""
         request_id, fetch = generation.sequence.request_id, generation.fetch
         waits = fetch is not None and not fetch.done()
         super().abandon(generation)
         if waits and request_id in self._awaited and isinstance(generation.remote, RemoteWriter):
-            self.in_background(self._withdraw(request_id, generation.remote))
+            self.in_background(self.notify(partial(self._withdraw, request_id, generation.remote)))
 
     def grant(self, generation: Generation, now: float) -> None:
         """See Connector."""
-        sequence = generation.sequence
-        shown = self.shown_blocks(generation)
-        lease = self.lease(generation, sequence.request_id, now)
-        generation.kv_params = pushed_params(
-            RemoteBlocks(
-                engine_id=self.transfer.engine_id,
-                request_id=sequence.request_id,
-                host=self.transfer.host,
-                port=self.port,
-                tokens=lease.tokens,
-                block_ids=shown,
-                tp_size=self.services.config.tensor_parallel_size,
-                cached_tokens=sequence.local_hit if sequence.generated == 1 else None,
-            )
-        )
-        self._waiting[self._name(sequence.request_id)] = lease
-        self._match(self._name(sequence.request_id))
+        remote = self.granted(generation)
+        lease = self.lease(generation, remote.request_id, now)
+        generation.kv_params = pushed_params(remote)
+        name = self._name(remote.request_id)
+        self._waiting[name] = lease
+        self._match(name)
 
     def expire(self, now: float) -> None:
         """See Connector."""
@@ -192,11 +158,10 @@ class NixlPush(Networked):
         self._awaited[request_id].arrived.add_done_callback(lambda _: watching.cancel())
 
     async def _withdraw(self, request_id: str, remote: RemoteWriter) -> None:
-        try:
-            await self.reader.tell((remote.host, remote.port), remote.engine_id, Kind.RELEASE, request=request_id)
-        except TransferError as error:
-            log.warning("KV stays at the prefill worker until its lease ends: %s", error)
-            self.measured.failed_notifications.inc()
+        await self.reader.tell((remote.host, remote.port), remote.engine_id, Kind.RELEASE, request=request_id)
+
+    def _remote(self, params: dict[str, Any], tokens: int) -> RemoteWriter:
+        return RemoteWriter.from_params(params)
 
     async def _take_in(self, connection: Connection, fields: dict[str, Any]) -> None:
         """A prefill worker begins to write."""
