@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 BENCHES = {
-    "worker": ["-m", "e2e.bench.worker", "--seconds", "20", "--fleet-time-scale", "1", "5"],
+    "worker": ["-m", "e2e.bench.worker", "--seconds", "20"],
     "router": ["-m", "e2e.bench.router"],
     "datacenters": ["-m", "e2e.bench.datacenters"],
 }
