@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from prfaas.planner.errors import PlanError
-from prfaas.planner.latency import under_load
+from prfaas.planner.latency import p90_under_load
 from prfaas.planner.network import search
 from prfaas.planner.setting import Objective, Setting
 from prfaas.planner.single import Pair, first
@@ -88,8 +88,7 @@ def _fastest_of_pair(pair: Pair, rate: float) -> tuple[float, Setting] | None:
         local = pair.setting(choice.prefill, None)
 
         def p90(setting: Setting) -> float:
-            latency = under_load(pair.model, setting, rate)
-            return math.inf if latency is None else latency.p90
+            return p90_under_load(pair.model, setting, rate)
 
         found.append((p90(local), choice.prefill, local))
         if pair.link is None or pair.instances == 0:
@@ -123,10 +122,8 @@ def _scaled(model: Model, best: Setting, rate: float) -> Setting:
     found = []
     for factor in (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0):
         setting = replace(best, thresholds={name: round(t * factor) for name, t in best.thresholds.items()})
-        latency = under_load(model, setting, rate)
-        if latency is not None:
-            found.append((latency.p90, abs(factor - 1), setting))
-    return min(found, key=lambda each: each[:2])[2] if found else best
+        found.append((p90_under_load(model, setting, rate), abs(factor - 1), setting))
+    return min(found, key=lambda each: each[:2])[2]
 
 
 def _thinned(model: Model, objective: Objective, rate: float) -> Setting:
@@ -160,8 +157,7 @@ def _serves(model: Model, objective: Objective, rate: float) -> Setting | None:
     if objective.ttft_p90_seconds is None:
         return found.setting
     setting = _scaled(model, found.setting, rate)
-    latency = under_load(model, setting, rate)
-    return setting if latency is not None and latency.p90 <= objective.ttft_p90_seconds else None
+    return setting if p90_under_load(model, setting, rate) <= objective.ttft_p90_seconds else None
 
 
 def _rate(objective: Objective) -> float:
