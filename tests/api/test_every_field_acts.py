@@ -21,6 +21,7 @@ from prfaas.api.prfaas_cluster import PrfaaSCluster
 from prfaas.api.schema import leaves
 from prfaas.kube.kubeconfig import Credentials, write_kubeconfig
 from prfaas.links.assess import assess
+from prfaas.links.contact import NotConnected
 from prfaas.links.peer import PeerSnapshot, peer_config
 from prfaas.operator.policy import wanted_policy
 from prfaas.workloads import model, wanted
@@ -67,7 +68,7 @@ def effects(document: Document) -> Any:
     cluster = KINDS[document["kind"]].model_validate(document)
     if isinstance(cluster, InterClusterLink):
         reading = peer_config(cluster.spec, KUBECONFIG.encode())
-        lost = PeerSnapshot.without_contact(Reason.UNREACHABLE, "", datetime(2026, 1, 2, tzinfo=UTC))
+        lost = PeerSnapshot(NotConnected(Reason.UNREACHABLE, "", datetime(2026, 1, 2, tzinfo=UTC)))
         return reading, assess(cluster.spec, lost, None).findings
     owner = Owner.of(cluster)
     if isinstance(cluster, PrfaaSCluster):

@@ -30,8 +30,6 @@ Scheme = Literal["hf", "s3", "pvc"]
 
 MARKER = ".prfaas-complete.json"
 """The file that says that a model's folder is whole; written last, by the fetcher."""
-FETCHED: tuple[Scheme, ...] = ("hf", "s3")
-"""Sources that are copied to a cache before an engine can load them."""
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,6 @@ class PeerSnapshot:
     """Whether the peer is this API server."""
     credentials_expire_at: datetime | None = None
 
-    @classmethod
-    def without_contact(cls, reason: Reason, message: str, now: datetime) -> PeerSnapshot:
-        """Of a peer that cannot even be tried."""
-        return cls(contact=NotConnected(reason, message, now))
-
 
 class Peer:
     """Reads one link's peer. `run` ends only by cancellation."""

@@ -51,8 +51,3 @@ def disabled() -> ApiError:
     """The scale-out routes without their flag: they exist, and refuse."""
     message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
     return ApiError(403, "PermissionDeniedError", message)
-
-
-def not_supported(what: str) -> ApiError:
-    """vLLM's answer where the model does not have an endpoint's task."""
-    return ApiError(501, "NotImplementedError", f"The model does not support {what} API")

@@ -26,7 +26,6 @@ from prfaas.worker.oracle import BYTES_PER_TOKEN
 Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 DEFAULT_SEED = "vllm-none-hash"
-LOW_64 = (1 << 64) - 1
 
 ExtraKey = tuple[str, ...]
 """What a hash covers beside tokens: ("lora", name, path) or ("cache_salt", salt)."""
