@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prfaas.worker.blocks import BlockPool, no_blocks
 from prfaas.worker.hashing import Chain, Hasher
 from prfaas.worker.prefix import PrefixCache
-from prfaas.worker.scheduler import Advanced, Scheduler, Sequence, State
+from prfaas.worker.scheduler import Advanced, Scheduler
+from prfaas.worker.sequence import Sequence, State
 from tests.worker.rig import profile
 
 # rig.profile: prefill 1 s + 1 ms per token; a step every 0.1 s; at most four requests at a time.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prfaas.worker.config import WorkerConfig
 from prfaas.worker.generation import Generation, Parent
 from prfaas.worker.metrics import Metrics
-from prfaas.worker.scheduler import State
+from prfaas.worker.sequence import State
 
 _RUNNING = (State.PREFILLING, State.DECODING)
 

@@ -28,7 +28,8 @@ from prfaas.worker.metrics import Metrics
 from prfaas.worker.oracle import adapted, last_token, prompt_state
 from prfaas.worker.prefix import PrefixCache
 from prfaas.worker.residency import Residency
-from prfaas.worker.scheduler import Advanced, Scheduler, Sequence
+from prfaas.worker.scheduler import Advanced, Scheduler
+from prfaas.worker.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from prfaas.worker.hashing import Lora
 from prfaas.worker.kv.params import Remote
 from prfaas.worker.oracle import Sampling, answer, answer_words, natural_length
-from prfaas.worker.scheduler import Sequence
+from prfaas.worker.sequence import Sequence
 
 LONGEST_NATURAL = 319
 """Upper bound of oracle.natural_length: what a request without a limit reserves."""
