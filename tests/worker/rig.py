@@ -17,6 +17,7 @@ from prfaas.api.profile import Profile
 from prfaas.api.profiles import shipped
 from prfaas.worker.clock import Clock
 from prfaas.worker.config import KVTransfer, Role, WorkerConfig
+from prfaas.worker.oracle import Sampling, answer_words, expected_text, last_token, prompt_state
 from prfaas.worker.serve import Worker
 
 MODEL = "org/model"
@@ -146,6 +147,12 @@ class Client:
         assert all(event.startswith("data: ") and "\n" not in event for event in events)
         return [event.removeprefix("data: ") for event in events]
 
+    async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The JSON events of a stream, which must end with [DONE]."""
+        said = await self.stream(path, body)
+        assert said[-1] == "[DONE]"
+        return [json.loads(event) for event in said[:-1]]
+
     async def metric(self, name: str, **labels: str) -> float:
         """The value of one series; AssertionError if it is not there."""
         async with self.session.get(f"{self.url}/metrics") as response:
@@ -175,6 +182,32 @@ PROMPT = "Tell me about the sea, and take your time. " * 40
 OTHER = "Tell me about the sky, and take your time. " * 40
 """As long as PROMPT, with the same last token."""
 PREFILL, DECODE = config("kv_producer"), config("kv_consumer")
+
+
+def gone(tokens: int) -> dict[str, Any]:
+    """NIXL's parameters of a prompt of so many tokens, whose prefill worker is not there any more."""
+    return {
+        "do_remote_prefill": True,
+        "remote_block_ids": [[1]],
+        "remote_engine_id": "gone",
+        "remote_request_id": "gone",
+        "remote_host": "127.0.0.1",
+        "remote_port": 1,
+        "tp_size": 1,
+        "remote_num_tokens": tokens,
+    }
+
+
+def words_of(prompt: str, count: int, choice: int = 0) -> list[str]:
+    """The first tokens of an answer."""
+    raw = prompt.encode()
+    every = answer_words(prompt_state(MODEL, raw), last_token(raw), choice)
+    return [next(every) for _ in range(count)]
+
+
+def chosen(prompt: str, tokens: int, choice: int) -> str:
+    """The text of one of several answers."""
+    return expected_text(prompt, tokens, model=MODEL, sampling=Sampling(choice=choice))
 
 
 def failed(answer: tuple[int, dict[str, Any]]) -> bool:

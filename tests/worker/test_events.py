@@ -229,6 +229,20 @@ async def test_what_a_worker_publishes_is_what_its_cache_holds() -> None:
     assert len(told[2]["token_ids"]) == 16, "a block of the answer"
 
 
+async def test_the_route_of_event_sources_says_where_they_are() -> None:
+    on = EventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0", replay_endpoint="tcp://*:0", topic="t")
+    async with serving(config(kv_events=on, event_host="127.0.0.1")) as (client,):
+        async with client.session.get(f"{client.url}/kv_event_sources") as response:
+            shown = await response.json()
+        assert shown["0"]["endpoint"].startswith("tcp://127.0.0.1:")
+        assert (shown["0"]["topic"], shown["0"]["publisher"]) == ("t", "zmq")
+        await client.post("/v1/completions", {"prompt": "word" * 20, "max_tokens": 1}, **{"X-Session-ID": "mine"})
+        assert client.worker.engine.events is not None
+        ((*_, payload),) = await replay(client.worker.engine.events, 0)
+        assert msgspec.msgpack.decode(payload)[1][0]["session_id"] == "mine"
+
+
 async def test_a_worker_without_events_opens_nothing() -> None:
-    async with serving(config()) as (client,):
+    async with serving(config()) as (client,), client.session.get(f"{client.url}/kv_event_sources") as response:
+        assert await response.json() == {}
         assert client.worker.engine.events is None

@@ -347,6 +347,7 @@ async def test_load_counts_requests_under_way() -> None:
         await running
 
 
+@pytest.mark.fact("README 7")
 async def test_a_drain_ends_running_requests_with_abort_and_refuses_new_ones() -> None:
     clock = ManualClock()
     async with serving(replace(config(), time_scale=1), clock=clock) as (client,):
@@ -362,6 +363,7 @@ async def test_a_drain_ends_running_requests_with_abort_and_refuses_new_ones() -
         assert (status, body["choices"][0]["finish_reason"], body["choices"][0]["text"]) == (200, "abort", "")
         async with client.session.get(f"{client.url}/health") as response:
             assert response.status == 200
+        assert await client.metric("vllm:request_success_total", finished_reason="abort") == 2
 
 
 async def test_a_drain_waits_for_requests_and_leases() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from prfaas.worker.frontend import FrontEnd
-from prfaas.worker.oracle import expected_chat
-from tests.worker.rig import MODEL, Client, config, serving
+from prfaas.worker.oracle import count_tokens, expected_chat
+from tests.worker.rig import MODEL, Client, config, gone, serving
 
 PROMPT = "Tell me about the sea."
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -178,16 +178,7 @@ async def test_responses_that_cannot_be_made_are_refused(fields: dict[str, Any])
 
 
 async def test_a_failed_transfer_ends_the_other_streams_too() -> None:
-    params = {
-        "do_remote_prefill": True,
-        "remote_block_ids": [[1]],
-        "remote_engine_id": "gone",
-        "remote_request_id": "gone",
-        "remote_host": "127.0.0.1",
-        "remote_port": 1,
-        "tp_size": 1,
-        "remote_num_tokens": -(-len(f"<|user|>\n{PROMPT}\n<|assistant|>\n") // 4),
-    }
+    params = gone(count_tokens(f"<|user|>\n{PROMPT}\n<|assistant|>\n"))
     async with serving(config("kv_consumer")) as (client,):
         asked = {"messages": CHAT, "max_tokens": 3, "kv_transfer_params": params}
         assert [kind for kind, _ in await named(client, "/v1/messages", asked)] == ["error"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
-from prfaas.worker.events import EventsConfig
-from tests.worker.rig import PROMPT, ManualClock, config, serving, until
-from tests.worker.test_events import replay
+from tests.worker.rig import PROMPT, config, facts, serving
 
+DETAILS = facts("errors")["usage"]["prompt_tokens_details"]
 SAME = PROMPT  # 430 tokens: 26 whole blocks, and the last token in the next
 
 
@@ -30,6 +26,7 @@ async def test_cached_tokens_are_in_usage_only_with_their_flag_and_in_metrics_al
             for expected in (0, 416, 416):
                 _, body = await client.complete(SAME, 2)
                 if shows:
+                    assert set(body["usage"]["prompt_tokens_details"]) == set(DETAILS)
                     assert cached(body) == expected
                 else:
                     assert body["usage"]["prompt_tokens_details"] is None
@@ -40,6 +37,7 @@ async def test_cached_tokens_are_in_usage_only_with_their_flag_and_in_metrics_al
             assert await client.metric("vllm:request_prefill_kv_computed_tokens_sum") == 3 * 430 - 832
 
 
+@pytest.mark.fact("README 12")
 async def test_a_decode_worker_reports_what_the_prefill_worker_had() -> None:
     """And counts its own: what it had itself is not transferred tokens."""
     east = config("kv_producer", prompt_tokens_details=True)
@@ -68,37 +66,23 @@ async def test_a_decode_worker_of_a_hybrid_model_computes_the_last_token() -> No
             assert await decode.metric("vllm:prompt_tokens_by_source_total", source=source) == tokens, source
 
 
+async def test_a_streams_usage_has_the_same() -> None:
+    asked = {"prompt": SAME, "max_tokens": 1, "stream_options": {"include_usage": True}}
+    async with serving(config(prompt_tokens_details=True)) as (client,):
+        ends = [(await client.events("/v1/completions", asked))[-1] for _ in range(2)]
+    assert [cached(end) for end in ends] == [0, 416]
+
+
 async def test_salts_keep_tenants_apart() -> None:
     async with serving(config(prompt_tokens_details=True)) as (client,):
         assert [cached((await client.complete(SAME, 1, cache_salt=salt))[1]) for salt in "aab"] == [0, 416, 0]
 
 
-async def test_the_route_of_event_sources_says_where_they_are() -> None:
-    on = EventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0", replay_endpoint="tcp://*:0", topic="t")
-    async with serving(config(kv_events=on, event_host="127.0.0.1")) as (client,):
-        async with client.session.get(f"{client.url}/kv_event_sources") as response:
-            shown = json.loads(await response.text())
-        assert shown["0"]["endpoint"].startswith("tcp://127.0.0.1:")
-        assert (shown["0"]["topic"], shown["0"]["publisher"]) == ("t", "zmq")
-        await client.post("/v1/completions", {"prompt": "word" * 20, "max_tokens": 1}, **{"X-Session-ID": "mine"})
-        assert client.worker.engine.events is not None
-        ((*_, payload),) = await replay(client.worker.engine.events, 0)
-        assert msgspec.msgpack.decode(payload)[1][0]["session_id"] == "mine"
-    async with serving(config()) as (client,), client.session.get(f"{client.url}/kv_event_sources") as response:
-        assert await response.json() == {}
-
-
-@pytest.mark.fact("README 7")
-async def test_without_a_shutdown_timeout_a_drain_aborts_and_health_stays() -> None:
-    clock = ManualClock()
-    async with serving(replace(config(), time_scale=1), clock=clock) as (client,):
-        running = asyncio.create_task(client.complete(SAME, 50))
-        await until(lambda: client.worker.engine.unfinished, "in flight")
-        await client.worker.engine.drain(0)
-        status, body = await running
-        assert (status, body["choices"][0]["finish_reason"]) == (200, "abort")
-        status, body = await client.complete(SAME)
-        assert (status, body["choices"][0]["finish_reason"]) == (200, "abort"), "new requests too, while it drains"
-        async with client.session.get(f"{client.url}/health") as response:
-            assert response.status == 200
-        assert await client.metric("vllm:request_success_total", finished_reason="abort") == 2
+@pytest.mark.fact("README 18")
+async def test_the_forced_usage_is_in_every_event() -> None:
+    async with serving(replace(config(), force_include_usage=True, time_scale=50)) as (client,):
+        *chunks, last = await client.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 3})
+    so_far = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert so_far == sorted(set(so_far))
+    assert so_far[-1] == 3
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
