@@ -151,10 +151,31 @@ def test_a_spec_that_says_what_shapes_kv_cache_gets_no_warning(kind: str) -> Non
         },
         {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 70}}},
         {"engine": {"command": ["prfaas", "worker", "serve", "--profile", "H20x8"], "args": ["--time-scale", "5"]}},
+        {"engine": {"command": ["nice", "-n", "5", "vllm", "serve"]}},
     ],
 )
 def test_what_is_right_is_let_through(spec: dict[str, Any]) -> None:
     check(prefill_pool(spec).spec)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["vllm", "serve", "--kv_transfer.kv_port=1"],
+        ["vllm", "serve", "--kv-cache-dtype", "fp8"],
+        ["python3", "-m", "vllm.entrypoints.openai.api_server", "--dtype=half"],
+        ["prfaas", "worker", "serve", "--profile", "H20x8", "-tp", "2"],
+    ],
+)
+def test_no_flag_hides_in_the_command(command: list[str]) -> None:
+    with pytest.raises(SpecError, match=r"^spec\.engine\.command: .* write flags in spec\.engine\.args$"):
+        check(prefill_pool({"engine": {"command": command}}).spec)
+
+
+@pytest.mark.parametrize("field", ["name", "servedName", "revision"])
+def test_no_name_is_taken_for_a_flag(field: str) -> None:
+    with pytest.raises(SpecError, match=rf"^spec\.model\.{field}: "):
+        check(prefill_pool({"model": {field: "--help"}}).spec)
 
 
 @pytest.mark.parametrize("flag", sorted(flags.removed()))

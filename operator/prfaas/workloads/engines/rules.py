@@ -27,9 +27,18 @@ def warnings(spec: PoolSpec) -> tuple[str, ...]:
 
 def findings(spec: PoolSpec) -> Iterator[Finding]:
     """All that the rules say about a spec."""
+    yield from _names(spec)
     yield from _routed(spec)
     yield from (vllm_rules if spec.engine.kind == "VLLM" else sglang_rules).findings(spec)
     yield from template_rules.findings(spec)
+
+
+def _names(spec: PoolSpec) -> Iterator[Finding]:
+    """Words of the command line that an engine would take for flags."""
+    model = spec.model
+    for field, value in (("name", model.name), ("servedName", model.served_name), ("revision", model.revision)):
+        if value is not None and value.startswith("-"):
+            yield Finding(f"spec.model.{field}", f"the engine would take {value!r} for a flag", "begin it otherwise")
 
 
 def _routed(spec: PoolSpec) -> Iterator[Finding]:

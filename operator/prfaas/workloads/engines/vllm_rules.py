@@ -91,6 +91,8 @@ CONNECTORS = {"Nixl": ("NixlConnector", "NixlPullConnector"), "Mooncake": ("Moon
 OLDEST = (0, 33)
 _LOOPBACK = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)?$")
 _ADDRESSES = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP")
+_WORKERS_OWN = "--profile"
+"""A flag of the GPU-less worker's, which vLLM would take for the beginning of --profiler-config."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -149,13 +151,23 @@ def _newer(spec: PoolSpec) -> bool:
 
 
 def _command(spec: PoolSpec) -> Iterator[Finding]:
-    given = flags.read([*spec.engine.command_words, spec.model.name]).given
+    words = list(spec.engine.command_words)
+    after = words[words.index("serve") + 1 :] if "serve" in words else words
+    given = flags.read([*after, spec.model.name]).given
     if given and given[-1].known and spec.model.name in given[-1].values:
         yield Finding(
             "spec.engine.command",
             f"{given[-1].written} takes the words after it, and would take the model's name too",
             "write flags in spec.engine.args",
         )
+    for each in given:
+        if each.known and each.written != _WORKERS_OWN:
+            yield Finding(
+                "spec.engine.command",
+                f"{each.written} is a flag of vLLM's: what the operator knows of the engine, and says to peers, would "
+                "be untrue",
+                "write flags in spec.engine.args",
+            )
 
 
 def _flag(spec: PoolSpec, arguments: Arguments, reading: flags.Reading, given: Given) -> Iterator[Finding]:
