@@ -81,3 +81,21 @@ async def test_chat_and_what_the_worker_refuses(router: Rig) -> None:
         wrong = await router.post({"model": "no-such-model", "prompt": "hello"})
         assert wrong.status == 404
         assert wrong.error()["type"] == "NotFoundError"
+
+@pytest.mark.parametrize("tokens", [10, 300])
+async def test_a_key_that_engines_ask_for_goes_through_both_legs(router: Rig, tokens: int) -> None:
+    """`engine.apiKeySecretRef`: the router has no key of its own and hands on what the client sent."""
+    roles = ("kv_producer", "kv_producer", "kv_consumer")
+    async with serving(*(replace(config(role), api_keys=("key",)) for role in roles)) as (here, there, decode):
+        await router.use((endpoint(here),), (endpoint(decode),), (endpoint(there),))
+        ask = {"model": MODEL, "prompt": text("ask", tokens), "max_tokens": 4}
+        right = {"authorization": "Bearer key"}
+
+        assert (await router.post(ask, headers=right)).status == 200
+        assert await decode.metric("vllm:nixl_bytes_transferred_count") == 1
+        assert (await router.get("/v1/models")).status == 401
+        for wrong in ({}, {"authorization": "Bearer other"}):
+            refused = await router.post(ask, headers=wrong)
+            assert (refused.status, refused.json) == (401, {"error": "Unauthorized"})
+        assert (await router.get("/health")).status == 200
+    await router.idle()
