@@ -39,9 +39,6 @@ OUTPUT_TOKENS = 1_024
 SETTLING_SECONDS = 40.0
 """Modelled: from the start of a run until as many answers end as begin (prefill, and 1,024 tokens of 25 ms)."""
 MAX_CORES = 0.8
-READ_SECONDS = 0.25
-"""Between two reads of a stream. What comes meanwhile waits in the kernel: reading 17,000 tokens a second must leave
-this driver time for its legs: one that is late for the second finds the lease of the first at its end."""
 
 
 class AnswerError(Exception):
@@ -149,10 +146,9 @@ class Driver:
                 params = (await one.json())["kv_transfer_params"]
             parts = []
             async with self._at("decode H20", asked | {"kv_transfer_params": params}) as two:
-                while part := await two.content.readany():
+                async for part in two.content.iter_any():
                     first = first or time.monotonic() - began
                     parts.append(part)
-                    await asyncio.sleep(READ_SECONDS)
             right = streamed_text(b"".join(parts)) == expected_text(ask.prompt, ask.output_tokens, model=MODEL)
             self.outcomes.append(Outcome(first, "" if right else "another text"))
         except (AnswerError, aiohttp.ClientError) as error:
@@ -191,7 +187,7 @@ async def measure(folder: Path, seconds: float, scales: Scales, rate: float = RE
     # vLLM closes a connection that is idle for five seconds: what is kept for less is never closed while it is used.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
     async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1_024) as session,
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         engines(folder, FLEET, scales) as workers,
     ):
         driver = Driver(session, workers)
