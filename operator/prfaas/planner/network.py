@@ -32,7 +32,9 @@ GAP = 0.002
 NODES = 60
 """Boxes looked at, at most; with `representative` `ROUGH`, as every round begins anew."""
 ROUGH = 8
-STEPS = 10
+STEPS = 30
+REACH = 0.1, 0.5
+"""How far a threshold may move in one step, relatively: at first, and at most."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def climb(relaxation: Relaxation, setting: Setting) -> tuple[Setting, float]:
     """The best nearby setting with the same splits: shares and thresholds moved together; and what it serves."""
     model = relaxation.model
     rate = model.loads(setting).lambda_max
-    reach = 0.1
+    reach, most = REACH
     for _ in range(STEPS):
         if rate <= 0:
             break
@@ -201,7 +203,7 @@ def climb(relaxation: Relaxation, setting: Setting) -> tuple[Setting, float]:
         step = _step(here, setting, rate, reach)
         reached = model.loads(step).lambda_max
         if reached > rate * (1 + 1e-5):
-            setting, rate = step, reached
+            setting, rate, reach = step, reached, min(most, 2 * reach)
         elif reach < 2e-3:
             break
         else:
