@@ -82,11 +82,12 @@ async def test_chat_and_what_the_worker_refuses(router: Rig) -> None:
         assert wrong.status == 404
         assert wrong.error()["type"] == "NotFoundError"
 
+
 @pytest.mark.parametrize("tokens", [10, 300])
 async def test_a_key_that_engines_ask_for_goes_through_both_legs(router: Rig, tokens: int) -> None:
     """`engine.apiKeySecretRef`: the router has no key of its own and hands on what the client sent."""
-    roles = ("kv_producer", "kv_producer", "kv_consumer")
-    async with serving(*(replace(config(role), api_keys=("key",)) for role in roles)) as (here, there, decode):
+    producer, consumer = (replace(each, api_keys=("key",)) for each in (config("kv_producer"), config("kv_consumer")))
+    async with serving(producer, producer, consumer) as (here, there, decode):
         await router.use((endpoint(here),), (endpoint(decode),), (endpoint(there),))
         ask = {"model": MODEL, "prompt": text("ask", tokens), "max_tokens": 4}
         right = {"authorization": "Bearer key"}
