@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.apiserver import ApiServer
-from prfaas.api.pool import ModelSpec
-from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.kube.resources import JOB, POD, Object
 from prfaas.operator import pd_cluster, prfaas_cluster
-from prfaas.operator.fetches import LOST_SECONDS, State
-from prfaas.operator.model_cache import judge, matching
+from prfaas.operator.fetches import LOST_SECONDS
 from prfaas.operator.world import Result, World
-from prfaas.workloads.model import Place
 from tests.hand import Hand
 from tests.operator import bench as here
 from tests.operator.bench import Bench, moment
@@ -380,70 +375,6 @@ async def test_where_nodes_may_be_read_each_one_of_the_pool_is_filled(bench: Ben
     assert sorted(await by_node(bench)) == ["node-1", name]
 
 
-SPEC = PrfaaSClusterSpec.model_validate(
-    here.PRFAAS_CLUSTER
-    | {"model": MODEL}
-    | {"nodePool": {"nodeSelector": {"gpu": "h200"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
-)
-
-
-def node(name: str, **changes: Any) -> Object:
-    whole: Object = {
-        "metadata": {"name": name, "labels": {"gpu": "h200"}},
-        "spec": {"taints": [{"key": "gpu", "value": "x", "effect": "NoSchedule"}]},
-        "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-    return whole | changes
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"metadata": {"name": "n", "labels": {}}},
-        {"spec": {"unschedulable": True}},
-        {"spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}},
-        {"status": {"allocatable": {"nvidia.com/gpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]}},
-        {"status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "Unknown"}]}},
-    ],
-)
-def test_nodes_that_no_instance_could_get_are_left_out(changes: Object) -> None:
-    assert matching(SPEC, [node("n", **changes), node("good")]) == ["good"]
-
-
-def test_gpus_that_are_claimed_are_not_counted_on_nodes() -> None:
-    claims = ({"name": "gpus", "resourceClaimTemplateName": "eight"},)
-    spec = PrfaaSClusterSpec.model_validate({**SPEC.to_wire(), "nodePool": {"resourceClaims": claims}})
-    free = {"spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    assert matching(spec, [node("claimed", **free)]) == ["claimed"]
-
-
-def test_a_taint_that_only_asks_to_stay_away_does_not_count() -> None:
-    asks = {"spec": {"taints": [{"key": "other", "effect": "PreferNoSchedule"}]}}
-    assert matching(SPEC, [node("n", **asks)]) == ["n"]
-
-
-def test_a_branch_that_moved_between_two_nodes_is_said() -> None:
-    states = {Place("a"): State(True, commit="1"), Place("b"): State(True, commit="2")}
-    found = judge(SPEC, states, [], 3, datetime.now(UTC))
-    assert found.status is True
-    assert "put a commit into spec.model.revision" in found.message
-
-
-def test_a_group_that_fetches_for_itself_is_done_when_all_its_nodes_are() -> None:
-    spec = SPEC.model_copy(update={"model": ModelSpec.model_validate(MODEL | {"cache": {"ephemeral": {}}})})
-
-    def pod(code: int | None) -> Object:
-        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
-        return {
-            "metadata": {"labels": {"prfaas.io/instance": "east-0"}},
-            "status": {"initContainerStatuses": [{"name": "model", "state": state}]},
-        }
-
-    for pods in ([pod(0), pod(None)], [pod(None), pod(0)]):
-        assert judge(spec, {}, pods, 1, datetime.now(UTC)).status is False
-    assert judge(spec, {}, [pod(0), pod(0)], 1, datetime.now(UTC)).status is True
-
-
 @pytest.mark.apiserver
 async def test_without_the_right_to_list_nodes_those_of_instances_are_filled(
     bench: Bench, apiserver: ApiServer, namespace: str, tmp_path: Path
@@ -463,10 +394,3 @@ async def test_without_the_right_to_list_nodes_those_of_instances_are_filled(
         )
         await placed(bench)
         assert list(await by_node(bench)) == ["node-1"]
-
-
-def test_many_places_are_not_all_named() -> None:
-    states = {Place(f"node-{number}"): State(False) for number in range(9)}
-    message = judge(SPEC, states, [], 9, datetime.now(UTC)).message
-    assert "node node-4, and others" in message
-    assert "node-5" not in message

@@ -13,7 +13,7 @@ from prfaas.kube.client import KubeClient
 from prfaas.kube.errors import KubeError
 from prfaas.kube.resources import JOB, PD_CLUSTER, POD, PRFAAS_CLUSTER, Object
 from prfaas.operator import fetches
-from prfaas.operator.model_cache import instance_pods
+from prfaas.operator.observed import instance_pods
 from prfaas.workloads import model
 
 LINES = 20

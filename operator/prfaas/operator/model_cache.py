@@ -27,6 +27,8 @@ from prfaas.kube.errors import Forbidden, KubeError
 from prfaas.kube.resources import JOB, NODE, POD, Object
 from prfaas.operator import fetches
 from prfaas.operator.fetches import LOST_SECONDS, State
+from prfaas.operator.nodes import matching
+from prfaas.operator.observed import instance_pods
 from prfaas.operator.pools import belongs_to_another
 from prfaas.operator.verdicts import Obstacle, write_obstacle
 from prfaas.operator.world import World
@@ -102,36 +104,6 @@ def places(spec: PoolSpec, pods: Iterable[Object], nodes: Iterable[str]) -> list
         return [Place()]
     used = {pod["spec"]["nodeName"] for pod in instance_pods(pods) if (pod.get("spec") or {}).get("nodeName")}
     return [Place(node) for node in sorted(used | set(nodes))]
-
-
-def instance_pods(pods: Iterable[Object]) -> list[Object]:
-    """The pods of instances, but for those that are ending."""
-    return [
-        pod
-        for pod in pods
-        if labels.INSTANCE in (pod["metadata"].get("labels") or {}) and "deletionTimestamp" not in pod["metadata"]
-    ]
-
-
-def matching(spec: PoolSpec, nodes: Iterable[Object]) -> list[str]:
-    """Nodes that instances may get: ready, with the pool's labels and GPUs, and without taints that it cannot bear."""
-    pool = spec.node_pool
-    gpus = spec.gpus_per_instance // spec.nodes_per_instance
-    found = []
-    for node in nodes:
-        own, status = node.get("spec") or {}, node.get("status") or {}
-        have = node["metadata"].get("labels") or {}
-        ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or [])
-        if not ready or own.get("unschedulable"):
-            continue
-        if any(have.get(name) != value for name, value in pool.node_selector.items()):
-            continue
-        # Devices that are claimed are counted nowhere in a node: labels and taints decide alone.
-        if not pool.resource_claims and int((status.get("allocatable") or {}).get(pool.gpu_resource, 0)) < gpus:
-            continue
-        if all(_tolerated(spec, taint) for taint in own.get("taints") or []):
-            found.append(node["metadata"]["name"])
-    return sorted(found)
 
 
 def judge(
@@ -227,14 +199,3 @@ async def _nodes(world: World, spec: PoolSpec) -> list[str]:
         # The nodes of instances are known without it.
         log.warning("nodes cannot be listed: %s", error.message)
         return []
-
-
-def _tolerated(spec: PoolSpec, taint: Mapping[str, str]) -> bool:
-    if taint.get("effect") not in ("NoSchedule", "NoExecute"):
-        return True
-    return any(
-        (each.key is None or each.key == taint.get("key"))
-        and (each.effect is None or each.effect == taint.get("effect"))
-        and (each.operator == "Exists" or (each.value or "") == (taint.get("value") or ""))
-        for each in spec.node_pool.tolerations
-    )

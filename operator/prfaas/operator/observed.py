@@ -88,6 +88,15 @@ class Instances:
         return sum(role in (None, roles.get(name)) for name in ending)
 
 
+def instance_pods(pods: Iterable[Object]) -> list[Object]:
+    """The pods of instances, but for those that are ending."""
+    return [
+        pod
+        for pod in pods
+        if labels.INSTANCE in (pod["metadata"].get("labels") or {}) and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
 def instances(cluster: str, children: Iterable[Object], pods: Iterable[Object]) -> Instances:
     """The pool `cluster`, from all Deployments and LeaderWorkerSets that carry its labels, and its pods.
 

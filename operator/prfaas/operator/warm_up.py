@@ -15,7 +15,7 @@ from typing import Any
 from prfaas.api.common import duration_seconds
 from prfaas.api.pool import PoolSpec
 from prfaas.kube.resources import Object
-from prfaas.operator.model_cache import instance_pods
+from prfaas.operator.observed import instance_pods
 from prfaas.workloads.engine import CONTAINER
 
 RECENT = 16
