@@ -79,7 +79,7 @@ def of_paper(name: str, threshold: float = T) -> QueueOf:
     """The queues of the case study, as routing_study has them: D1 from 6 s to 30 s."""
 
     def queue_of(pd: PDPool, links: Sequence[Link]) -> Queue:
-        home = ByThreshold([None, threshold])
+        home = ByThreshold([None, *(threshold for _ in links)])
         if name == "plain":
             return Homed(home)
         if name == "spill":
