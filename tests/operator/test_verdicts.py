@@ -80,10 +80,11 @@ def test_readiness_of_the_template_before_does_not_count() -> None:
 
 
 def test_an_instance_over_several_nodes_is_ready_when_its_group_is() -> None:
+    template = {"metadata": {"labels": {"prfaas.io/role": "prefill"}}}
     group = {
         "kind": "LeaderWorkerSet",
         "metadata": {"name": "east-0"},
-        "spec": {"leaderWorkerTemplate": {"leaderTemplate": {"metadata": {"labels": {"prfaas.io/role": "prefill"}}}}},
+        "spec": {"leaderWorkerTemplate": {"leaderTemplate": template, "workerTemplate": template}},
         "status": {"readyReplicas": 1, "updatedReplicas": 1},
     }
     assert seen([group], []).ready("prefill") == 1

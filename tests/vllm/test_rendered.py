@@ -23,7 +23,7 @@ from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.workloads.engine import CONTAINER, check
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.instance import child
-from prfaas.workloads.meta import Object, Owner
+from prfaas.workloads.meta import Object, Owner, pod_templates
 
 pytestmark = pytest.mark.clients
 
@@ -91,7 +91,7 @@ def containers(spec: PoolSpec) -> Iterator[tuple[str, int, Object]]:
     """Role, rank of the node, and the engine's container, of every kind of pod that a spec leads to."""
     owner = Owner("PDCluster" if isinstance(spec, PDClusterSpec) else "PrfaaSCluster", "serving", "pool", "uid")
     for role in roles_of(spec):
-        for rank, template in enumerate(templates(child(owner, spec, "pool-0", role))):
+        for rank, template in enumerate(pod_templates(child(owner, spec, "pool-0", role))):
             (container,) = (each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
             yield role, rank, container
 
@@ -105,13 +105,6 @@ def engines(spec: PoolSpec) -> Iterator[tuple[str, int, list[str]]]:
 def environment_in(container: Object) -> dict[str, str]:
     """The variables of a container; those that come from elsewhere have some value that they could have."""
     return {each["name"]: each.get("value", "10.0.0.7") for each in container["env"]}
-
-
-def templates(obj: Object) -> list[Object]:
-    if obj["kind"] == "Deployment":
-        return [obj["spec"]["template"]]
-    group = obj["spec"]["leaderWorkerTemplate"]
-    return [group["leaderTemplate"], group["workerTemplate"]]
 
 
 def in_a_pod(word: str) -> str:

@@ -186,20 +186,14 @@ def _command_lines(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The command line of each engine, as a shell takes it."""
     from prfaas.workloads.engine import CONTAINER
     from prfaas.workloads.engines.interface import engines_own
+    from prfaas.workloads.meta import pod_templates
 
     for obj in objects:
-        for template in _templates(obj):
+        for template in pod_templates(obj):
             for container in template["spec"]["containers"]:
                 if container["name"] == CONTAINER:
                     words = [*engines_own(container.get("command", ())), *container.get("args", ())]
                     yield " ".join(map(shell_word, words))
-
-
-def _templates(obj: dict[str, Any]) -> list[dict[str, Any]]:
-    if obj["kind"] == "LeaderWorkerSet":
-        group = obj["spec"]["leaderWorkerTemplate"]
-        return [group["leaderTemplate"], group["workerTemplate"]]
-    return [obj["spec"]["template"]] if obj["kind"] == "Deployment" else []
 
 
 def shell_word(word: str) -> str:

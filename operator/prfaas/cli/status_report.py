@@ -126,10 +126,7 @@ def _instances(kind: str, spec: Mapping[str, Any], status: Mapping[str, Any]) ->
 async def _of_job(client: KubeClient, job: Object, pods: Sequence[Object], now: datetime) -> Fetch:
     node = (job["metadata"].get("annotations") or {}).get(labels.NODE)
     state = fetches.state_of_job(job, pods, model.FETCHER, now)
-    own = [
-        pod for pod in pods if (pod["metadata"].get("labels") or {}).get(fetches.JOB_LABEL) == job["metadata"]["name"]
-    ]
-    own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    own = fetches.pods_of(job, pods)
     return await _fetch(client, str(model.Place(node)), state, own[-1] if own else None, model.FETCHER)
 
 

@@ -25,7 +25,7 @@ Longer than a network file system takes until one node sees what another has wri
 _STOPPED = (143, 137)
 """Exit statuses of a process that was ended from outside."""
 _FAILURES = {reason.value: reason for reason in FETCH_FAILURES}
-JOB_LABEL = "batch.kubernetes.io/job-name"
+_JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,16 @@ def state_of_job(job: Object | None, pods: Iterable[Object], container: str, now
     """How a Job does. None: it is about to be made."""
     if job is None:
         return State(False)
-    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) == job["metadata"]["name"]]
-    own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    own = pods_of(job, pods)
     if complete(job):
         return State(True, commit=_commit(own, container))
     return state_of_pod(own[-1], "containerStatuses", container, now) if own else State(False)
+
+
+def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:
+    """A Job's pods, the newest last."""
+    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(_JOB_LABEL) == job["metadata"]["name"]]
+    return sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
 def state_of_pod(pod: Object, statuses: str, container: str, now: datetime) -> State:

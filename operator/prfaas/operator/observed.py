@@ -14,6 +14,7 @@ from prfaas.api import labels
 from prfaas.api.group import Group
 from prfaas.kube.resources import Object
 from prfaas.workloads.assignment import Observed, instance_index
+from prfaas.workloads.meta import pod_templates
 
 _BROKEN = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "CreateContainerConfigError")
 """Reasons of a waiting container that do not pass by themselves. (InvalidImageName and the like end in these, too.)"""
@@ -128,7 +129,7 @@ def routers(pods: Iterable[Object]) -> tuple[PodState, ...]:
 
 def _observed(child: Object, index: int) -> Observed:
     metadata = child["metadata"]
-    template = _template(child)["metadata"].get("labels") or {}
+    template = pod_templates(child)[0]["metadata"].get("labels") or {}
     return Observed(
         name=metadata["name"],
         index=index,
@@ -139,14 +140,6 @@ def _observed(child: Object, index: int) -> Observed:
         marked=(metadata.get("annotations") or {}).get(labels.REMOVE) == "true",
         going="deletionTimestamp" in metadata,
     )
-
-
-def _template(child: Object) -> dict[str, Any]:
-    spec = child["spec"]
-    template: dict[str, Any] = (
-        spec["template"] if child["kind"] == "Deployment" else spec["leaderWorkerTemplate"]["leaderTemplate"]
-    )
-    return template
 
 
 def _is_ready(child: Object) -> bool:

@@ -68,6 +68,16 @@ class Owner:
         }
 
 
+def pod_templates(obj: Mapping[str, Any]) -> tuple[Object, ...]:
+    """The templates of the pods that an object makes; of an instance on several nodes the leader's first."""
+    if obj["kind"] == "Deployment":
+        return (obj["spec"]["template"],)
+    if obj["kind"] == "LeaderWorkerSet":
+        group = obj["spec"]["leaderWorkerTemplate"]
+        return (group["leaderTemplate"], group["workerTemplate"])
+    return ()
+
+
 def digest(value: Any, length: int = 10) -> str:
     """Hex digest of a JSON value, equal for equal values whatever the order of their members."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -18,7 +18,7 @@ part of a revision: a new operator restarts no engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from prfaas.api import labels
 from prfaas.api.common import quantity_value
 from prfaas.api.model import MARKER, ModelCache, Origin
 from prfaas.api.pool import ModelSpec, PoolSpec
-from prfaas.workloads.meta import Object, Owner, digest
+from prfaas.workloads.meta import Object, Owner, digest, pod_templates
 
 MODELS = "/models"
 """Where the folder of all models is mounted."""
@@ -268,15 +268,6 @@ def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:128]
 
 
-def _templates(obj: Mapping[str, Any]) -> Sequence[Object]:
-    if obj["kind"] == "Deployment":
-        return (obj["spec"]["template"],)
-    if obj["kind"] == "LeaderWorkerSet":
-        group = obj["spec"]["leaderWorkerTemplate"]
-        return (group["leaderTemplate"], group["workerTemplate"])
-    return ()
-
-
 def _revision(obj: Mapping[str, Any]) -> str | None:
     found: str | None = (obj["metadata"].get("labels") or {}).get(labels.REVISION)
     return found
@@ -284,7 +275,7 @@ def _revision(obj: Mapping[str, Any]) -> str | None:
 
 def _fetcher_of(obj: Mapping[str, Any]) -> Fetcher | None:
     """The image of the container that fetches, in an instance that has one."""
-    for template in _templates(obj):
+    for template in pod_templates(obj):
         for container in template["spec"].get("initContainers") or []:
             if container["name"] == CONTAINER and container["command"][:2] == ["prfaas", "fetch"]:
                 return Fetcher(container["image"], container["imagePullPolicy"])
