@@ -1,7 +1,7 @@
 """What a policy's name means for a workload on what there is: topology, setting and queue of a run.
 
     planned        the plan's split and threshold
-    threshold=N    the best split with that threshold on every link
+    threshold=N    the split of highest throughput with that threshold on every link
     homogeneous, naive, blind    the planner's baselines
 
 and in which order requests wait (`queueing`): plain, spill, steal, or triage (`prfaas.routing`).
@@ -56,6 +56,7 @@ def scenario(policy: str, planning: Planning, queueing: Queueing = "plain", seed
             cut = _threshold(policy)
             links = tuple(replace(link, min_threshold=cut, max_threshold=cut) for link in topology.links)
             topology = replace(topology, links=links)
+            objective = replace(objective, goal="throughput")
         found = plan(workload, topology, objective, planning.present if policy == "planned" else None)
         setting = found.setting
         queue_of = _queues(queueing, setting, _p90(workload, topology, setting))
