@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.worker.errors import bad_body, bad_request, no_such_model
+from prfaas.worker.frontend import FrontEnd
 from prfaas.worker.oracle import from_token_ids
 
 
@@ -16,17 +17,9 @@ class Limits:
     """What the server allows and knows."""
 
     names: tuple[str, ...]
-    adapters: frozenset[str] = frozenset()
-    max_model_len: int = 131_072
-    max_logprobs: int = 20
-    max_prompts: int = 1024
-    max_answers: int = 16_384
-    max_stop_strings: int = 4
-    default_max_tokens: int | None = None
-    priorities: bool = False
-    auto_tools: bool = False
-    any_name: bool = False
-    """Names are not checked."""
+    adapters: frozenset[str]
+    max_model_len: int
+    front: FrontEnd
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -45,7 +38,7 @@ def check_model(fields: Mapping[str, Any], limits: Limits) -> str:
     model = optional(fields, "model", str) or limits.names[0]
     if model in limits.names or model in limits.adapters:
         return str(model)
-    if limits.any_name:
+    if limits.front.any_model_name:
         return limits.names[0]
     raise no_such_model(model)
 

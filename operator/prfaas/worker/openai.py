@@ -135,11 +135,12 @@ def _request(
     sampling = sampling_of(fields, limits)
     check_limit(limit, sampling.min_tokens, limit_name, least=0 if echo else 1)
     prompt_logprobs = whole(fields, "prompt_logprobs")
+    most = limits.front.max_logprobs
     for name, wanted in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if wanted is not None and (wanted > limits.max_logprobs >= 0 or wanted == -1 != limits.max_logprobs):
+        if wanted is not None and (wanted > most >= 0 or wanted == -1 != most):
             sample = "sample" if name == "logprobs" else "prompt"
             raise bad_request(
-                f"Requested {sample} logprobs of {wanted}, which is greater than max allowed: {limits.max_logprobs}",
+                f"Requested {sample} logprobs of {wanted}, which is greater than max allowed: {most}",
                 name,
             )
     sizes = [count_tokens(prompt) for prompt in prompts]
@@ -182,10 +183,10 @@ def _prompts(fields: Mapping[str, Any], limits: Limits) -> list[bytes]:
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     many = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
     given = list(prompt) if isinstance(prompt, list) and many else [prompt]
-    if len(given) > limits.max_prompts:
+    if len(given) > limits.front.max_prompts:
         raise bad_request(
-            f"prompt list length {len(given)} exceeds the maximum allowed count of {limits.max_prompts}. To increase "
-            "this limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
+            f"prompt list length {len(given)} exceeds the maximum allowed count of {limits.front.max_prompts}. To "
+            "increase this limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
             "prompt",
         )
     prompts = [_truncated(text_or_ids(each, "prompt"), fields, limits) for each in given]
@@ -233,10 +234,10 @@ def _answers(fields: Mapping[str, Any], limits: Limits) -> int:
     n = 1 if n is None else n
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}.")
-    if n > limits.max_answers:
+    if n > limits.front.max_answers:
         raise bad_request(
-            f"n must be at most {limits.max_answers}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
-            "environment variable."
+            f"n must be at most {limits.front.max_answers}, got {n}. To increase this limit, set the "
+            "VLLM_MAX_N_SEQUENCES environment variable."
         )
     return n
 
@@ -246,8 +247,8 @@ def _stop(fields: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise bad_body("stop must be a string or a list of strings", "stop")
-    if len(strings) > limits.max_stop_strings:
-        raise bad_body(f"stop: at most {limits.max_stop_strings} stop strings are allowed", "stop")
+    if len(strings) > limits.front.max_stop_strings:
+        raise bad_body(f"stop: at most {limits.front.max_stop_strings} stop strings are allowed", "stop")
     if not all(strings):
         raise bad_request("stop cannot contain an empty string.")
     return tuple(strings)
@@ -261,7 +262,7 @@ def _salt(fields: Mapping[str, Any]) -> str | None:
 
 
 def _capped(limit: int | None, limits: Limits) -> int | None:
-    most = limits.default_max_tokens
+    most = limits.front.default_max_tokens
     return most if limit is None else limit if most is None else min(limit, most)
 
 

@@ -73,7 +73,7 @@ def check_common(fields: Mapping[str, Any], limits: Limits) -> None:
         raise bad_request("use_beam_search is not supported by this worker", "use_beam_search")
     check_sampling(fields)
     priority = whole(fields, "priority") or 0
-    if priority and not limits.priorities:
+    if priority and not limits.front.priorities:
         raise bad_request(f"Got priority {priority} but Priority scheduling is not enabled.", "priority")
 
 
@@ -114,7 +114,7 @@ def check_tools(fields: Mapping[str, Any], limits: Limits) -> None:
             f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.',
             "tool_choice",
         )
-    if choice == "auto" and not limits.auto_tools:
+    if choice == "auto" and not limits.front.auto_tools:
         raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if choice != "auto":
         raise bad_request("a forced tool call is not supported by this worker: its answers are words", "tool_choice")

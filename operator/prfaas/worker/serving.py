@@ -88,20 +88,8 @@ class Serving:
 
     def limits(self) -> Limits:
         """What requests may ask for now."""
-        front = self.config.front
-        return Limits(
-            names=self.config.names,
-            adapters=frozenset(lora.name for lora in self.adapters),
-            max_model_len=self.config.max_model_len,
-            max_logprobs=front.max_logprobs,
-            max_prompts=front.max_prompts,
-            max_answers=front.max_answers,
-            max_stop_strings=front.max_stop_strings,
-            default_max_tokens=front.default_max_tokens,
-            priorities=front.priorities,
-            auto_tools=front.auto_tools,
-            any_name=front.any_model_name,
-        )
+        names = frozenset(lora.name for lora in self.adapters)
+        return Limits(self.config.names, names, self.config.max_model_len, self.config.front)
 
     async def begin(self, http: web.Request, asked: Asked, answer_id: str, *, indexed: bool) -> Run:
         """Submit every generation; ApiError where a limit refuses one. The long prompts are not kept.
