@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -204,6 +205,14 @@ def test_another_engine_another_scheme_and_another_layout_are_other_keys() -> No
     keys = {compatibility_key(pool("PrfaaSCluster", {"engine": each}).spec) for each in settings}
 
     assert len(keys) == len(settings)
+
+
+@pytest.mark.parametrize("more", [["-dcp", "2"], ["--decode_context_parallel_size=2"]])
+def test_what_hybrid_models_check_after_the_hash_counts_too(more: list[str]) -> None:
+    """vLLM ends the handshake of a hybrid model whose sides differ in decode context parallelism."""
+    keys = [compatibility_key(pool("PrfaaSCluster", with_args({}, [args])).spec) for args in ([], ["-dcp", "1"], more)]
+
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_variable_in_the_pod_template_counts_too() -> None:

@@ -18,11 +18,13 @@ from prfaas.api.pool import PoolSpec
 from prfaas.workloads.engines import flags
 from prfaas.workloads.engines.base import (
     TLS_FOLDER,
-    UCX_TRANSPORTS,
     Node,
     engine_of,
     events_config,
+    events_ports,
     image_name,
+    secret_variable,
+    ucx,
     variable,
 )
 from prfaas.workloads.meta import Object
@@ -120,15 +122,13 @@ def environment(spec: PoolSpec, role: str) -> list[Object]:
     ours = [variable("VLLM_ENGINE_READY_TIMEOUT_S", str(duration_seconds(engine.startup_deadline)))]
     if engine.connector == "Nixl":
         ours.append(variable("VLLM_NIXL_SIDE_CHANNEL_PORT", str(labels.PORT_KV)))
-        ours.append(variable("UCX_TLS", UCX_TRANSPORTS[engine.transport]))
-        if spec.network.interface is not None and engine.transport == "TCP":
-            ours.append(variable("UCX_NET_DEVICES", spec.network.interface))
+        ours += ucx(spec, engine)
     else:
         ours.append(variable("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(labels.PORT_BOOTSTRAP)))
         if engine.lanes is not None:
             ours.append(variable("MC_TCP_LANES_PER_PEER", str(engine.lanes)))
     if (secret := engine.api_key_secret_ref) is not None:
-        ours.append({"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": secret.to_wire()}})
+        ours.append(secret_variable("VLLM_API_KEY", secret))
     return ours
 
 
@@ -145,16 +145,14 @@ def ports(spec: PoolSpec, role: str) -> dict[str, int]:
         found["kv"] = labels.PORT_KV
     elif role == labels.ROLE_PREFILL:
         found["bootstrap"] = labels.PORT_BOOTSTRAP
-    if engine.kv_events:
-        found |= {"kv-events": labels.PORT_KV_EVENTS, "kv-replay": labels.PORT_KV_REPLAY}
-    return found
+    return found | events_ports(engine)
 
 
 def shape(spec: PoolSpec, role: str, environment: Mapping[str, Any]) -> dict[str, Any]:
     """What the engines hash when they first meet, as far as a spec shows it, and what they check after that.
 
-    Block size is among it although plain attention gets by with different ones: hybrid models do not. Tensor
-    parallelism is not: sides may differ in it.
+    Block size and decode context parallelism are among it although plain attention gets by with different ones: hybrid
+    models do not. Tensor parallelism is not: sides may differ in it.
     """
     engine = engine_of(spec, role)
     given = flags.read(engine.args)
@@ -172,6 +170,7 @@ def shape(spec: PoolSpec, role: str, environment: Mapping[str, Any]) -> dict[str
         "--kv-cache-dtype": given.text("--kv-cache-dtype") or engine.kv_cache_dtype,
         "--attention-backend": backend,
         "--block-size": given.text("--block-size") or _text(block_size(engine)),
+        "--decode-context-parallel-size": given.text("--decode-context-parallel-size") or "1",
         "--disable-hybrid-kv-cache-manager": hybrid_off,
         "--speculative-config": _speculative(given),
     }

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import eq
 from typing import Any
 
 from prfaas.api.engine import LEAST_LEASE_SECONDS
@@ -16,14 +18,13 @@ from prfaas.api.labels import PORT_KV
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import PoolSpec
 from prfaas.workloads.engines import flags, vllm
-from prfaas.workloads.engines.base import engine_of, image_name
+from prfaas.workloads.engines.base import engine_of, image_name, roles_of
 from prfaas.workloads.engines.findings import (
     Arguments,
     Finding,
     Variable,
     arguments_of,
     environment_of,
-    roles_of,
     variables_of,
     warning,
 )
@@ -55,6 +56,10 @@ BREAKS = {
     ),
     "--uds": ("makes the engine listen on a file instead of a port: nothing could reach it", "leave it out"),
     "--grpc": ("replaces the HTTP server that probes and routers talk to", "leave it out"),
+    "--prefill-context-parallel-size": (
+        "multiplies the GPUs that the engine looks for, and NIXL ends with an error where it decodes",
+        "leave it out; spec.engine.parallelism uses all GPUs",
+    ),
     **dict.fromkeys(
         (
             "--data-parallel-rank",
@@ -78,8 +83,7 @@ WITH_FIELD = {
 }
 """Flags that may stand in either place: field of the engine and its default."""
 BLOCK_SIZES: Mapping[str, tuple[str, Callable[[int], bool]]] = {
-    "FLASHMLA": ("64", lambda size: size == 64),
-    "CUTLASS_MLA": ("128", lambda size: size == 128),
+    **{backend: (str(size), partial(eq, size)) for backend, size in vllm.BLOCK_SIZES.items()},
     "FLASHINFER_MLA": ("32 or 64", lambda size: size in (32, 64)),
     **{
         backend: ("a multiple of 16", lambda size: size % 16 == 0)
@@ -87,7 +91,8 @@ BLOCK_SIZES: Mapping[str, tuple[str, Callable[[int], bool]]] = {
     },
 }
 """Attention backend -> block sizes that it takes."""
-CONNECTORS = {"Nixl": ("NixlConnector", "NixlPullConnector"), "Mooncake": ("MooncakeConnector",)}
+_SAME_CONNECTOR = {"NixlConnector": ("NixlPullConnector",)}
+CONNECTORS = {kind: (name, *_SAME_CONNECTOR.get(name, ())) for kind, name in vllm.CONNECTORS.items()}
 OLDEST = (0, 33)
 _LOOPBACK = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)?$")
 _ADDRESSES = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP")
@@ -219,11 +224,8 @@ def _kv_transfer(spec: PoolSpec, arguments: Arguments, given: Given) -> Iterator
             "leave it out; spec.engine has connector, transport, lanes and kvLease",
         )
         return
-    try:
-        config = json.loads(given.value or "")
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    config = _object(given)
+    if config is None:
         yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
         return
     for role in arguments.roles:
@@ -280,11 +282,8 @@ def _kv_events(where: str, given: Given) -> Iterator[Finding]:
             "write --kv-events-config as one JSON value, with spec.engine.kvEvents false",
         )
         return
-    try:
-        config = json.loads(given.value or "")
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    config = _object(given)
+    if config is None:
         yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
         return
     endpoint = str(config.get("endpoint", "tcp://*:5557"))
@@ -294,6 +293,14 @@ def _kv_events(where: str, given: Given) -> Iterator[Finding]:
             f"the endpoint {endpoint} has neither * nor ::, so the engine connects to it instead of listening",
             "write tcp://*:PORT",
         )
+
+
+def _object(given: Given) -> dict[str, Any] | None:
+    try:
+        found = json.loads(given.value or "")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _unwise(spec: PoolSpec, where: str, given: Given) -> Iterator[Finding]:
