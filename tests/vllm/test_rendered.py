@@ -21,6 +21,7 @@ from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import PoolSpec
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.workloads.engine import CONTAINER, check
+from prfaas.workloads.engines.base import roles_of
 from prfaas.workloads.errors import SpecError
 from prfaas.workloads.instance import child
 from prfaas.workloads.meta import Object, Owner, pod_templates
@@ -81,10 +82,6 @@ def matrix() -> Iterator[Any]:
 
 
 MATRIX = list(matrix())
-
-
-def roles_of(spec: PoolSpec) -> tuple[str, ...]:
-    return (labels.ROLE_PREFILL, labels.ROLE_DECODE) if isinstance(spec, PDClusterSpec) else (labels.ROLE_PREFILL,)
 
 
 def containers(spec: PoolSpec) -> Iterator[tuple[str, int, Object]]:

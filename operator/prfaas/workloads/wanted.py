@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prfaas.api import labels
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.policy import RoutingPolicy
 from prfaas.api.pool import PoolSpec
 from prfaas.api.prfaas_cluster import PrfaaSClusterSpec
 from prfaas.workloads import router
 from prfaas.workloads.engine import check, compatibility_key, engine_of
+from prfaas.workloads.engines.base import roles_of
 from prfaas.workloads.instance import child, revision
 from prfaas.workloads.meta import Object, Owner
 from prfaas.workloads.router import RouterSettings
 from prfaas.workloads.services import disruption_budget, group_service
-
-PREFILL_ONLY = (labels.ROLE_PREFILL,)
-BOTH_ROLES = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
 
 
 def revisions(owner: Owner, spec: PoolSpec) -> dict[str, str]:
     """The revision that each role's instances should have. Raises SpecError."""
     check(spec)
     return {role: revision(owner, spec, role) for role in roles_of(spec)}
-
-
-def roles_of(spec: PoolSpec) -> tuple[str, ...]:
-    """The roles that instances of this pool can have."""
-    return BOTH_ROLES if isinstance(spec, PDClusterSpec) else PREFILL_ONLY
 
 
 def prfaas_cluster(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from prfaas.api import labels
 from prfaas.api.common import duration_seconds
-from prfaas.api.engine import EngineSpec
+from prfaas.api.engine import EngineSpec, SecretKeyRef
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import PoolSpec
 from prfaas.workloads.meta import Object
@@ -25,6 +25,8 @@ KILL_SLACK_SECONDS = 5
 STARTUP_PERIOD_SECONDS = 2
 MULTUS = "k8s.v1.cni.cncf.io/networks"
 """Annotation by which Multus gives a pod more networks."""
+UCX_TRANSPORTS = {"TCP": "tcp,sm,self,cuda_copy,cuda_ipc", "RDMA": "rc,sm,self,cuda_copy,cuda_ipc"}
+"""UCX_TLS by `engine.transport`: named, so that a missing RDMA device is an error and not a slow transfer."""
 TLS_FOLDER = "/etc/prfaas/tls"
 """Where the certificate and key of `engine.tls` are mounted."""
 
@@ -66,6 +68,11 @@ class Engine(Protocol):
         ...
 
 
+def roles_of(spec: PoolSpec) -> tuple[str, ...]:
+    """The roles that instances of this pool can have."""
+    return (labels.ROLE_PREFILL, labels.ROLE_DECODE) if isinstance(spec, PDClusterSpec) else (labels.ROLE_PREFILL,)
+
+
 def engine_of(spec: PoolSpec, role: str) -> EngineSpec:
     """The engine of one role, with the role's own settings over the pool's."""
     if isinstance(spec, PDClusterSpec):
@@ -88,6 +95,24 @@ def variable(name: str, value: str) -> Object:
     return {"name": name, "value": value}
 
 
+def secret_variable(name: str, secret: SecretKeyRef) -> Object:
+    """An environment variable whose value is in a Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": secret.to_wire()}}
+
+
+def ucx(spec: PoolSpec, engine: EngineSpec) -> list[Object]:
+    """What NIXL's UCX is told of the network, whichever engine NIXL is in."""
+    found = [variable("UCX_TLS", UCX_TRANSPORTS[engine.transport])]
+    if spec.network.interface is not None and engine.transport == "TCP":
+        found.append(variable("UCX_NET_DEVICES", spec.network.interface))
+    return found
+
+
+def events_ports(engine: EngineSpec) -> dict[str, int]:
+    """Where KV events are published and replayed, by the ports' names."""
+    return {"kv-events": labels.PORT_KV_EVENTS, "kv-replay": labels.PORT_KV_REPLAY} if engine.kv_events else {}
+
+
 def events_config() -> dict[str, Any]:
     """Where KV events are published and replayed: `*` makes the engine bind, anything else makes it connect."""
     return {
@@ -95,7 +120,3 @@ def events_config() -> dict[str, Any]:
         "endpoint": f"tcp://*:{labels.PORT_KV_EVENTS}",
         "replay_endpoint": f"tcp://*:{labels.PORT_KV_REPLAY}",
     }
-
-
-UCX_TRANSPORTS = {"TCP": "tcp,sm,self,cuda_copy,cuda_ipc", "RDMA": "rc,sm,self,cuda_copy,cuda_ipc"}
-"""UCX_TLS by `engine.transport`: named, so that a missing RDMA device is an error and not a slow transfer."""

@@ -11,10 +11,8 @@ from prfaas.api import labels
 from prfaas.api.common import EnvVar
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import PoolSpec
-from prfaas.workloads.engines.base import CONTAINER
+from prfaas.workloads.engines.base import CONTAINER, roles_of
 from prfaas.workloads.errors import SpecError
-
-BOTH = (labels.ROLE_PREFILL, labels.ROLE_DECODE)
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,6 @@ class Variable:
     roles: tuple[str, ...]
     source: str | None = None
     """Where it comes from then, as JSON."""
-
-
-def roles_of(spec: PoolSpec) -> tuple[str, ...]:
-    """The roles that instances of this pool can have."""
-    return BOTH if isinstance(spec, PDClusterSpec) else (labels.ROLE_PREFILL,)
 
 
 def arguments_of(spec: PoolSpec) -> Iterator[Arguments]:

@@ -15,11 +15,13 @@ from prfaas.api.engine import EngineSpec
 from prfaas.api.pool import PoolSpec
 from prfaas.workloads.engines.base import (
     TLS_FOLDER,
-    UCX_TRANSPORTS,
     Node,
     engine_of,
     events_config,
+    events_ports,
     image_name,
+    secret_variable,
+    ucx,
     variable,
 )
 from prfaas.workloads.meta import Object
@@ -80,18 +82,16 @@ def transfer_backend(engine: EngineSpec) -> str:
 def environment(spec: PoolSpec, role: str) -> list[Object]:
     """Variables that SGLang and its connector read."""
     engine = engine_of(spec, role)
-    ours = []
+    ours: list[Object] = []
     if engine.connector == "Nixl":
-        ours.append(variable("UCX_TLS", UCX_TRANSPORTS[engine.transport]))
-        if spec.network.interface is not None and engine.transport == "TCP":
-            ours.append(variable("UCX_NET_DEVICES", spec.network.interface))
+        ours += ucx(spec, engine)
         if engine.lanes is not None:
             parameters = json.dumps({"num_threads": str(engine.lanes)}, separators=(",", ":"))
             ours.append(variable("SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS", parameters))
     elif engine.lanes is not None:
         ours.append(variable("MC_TCP_LANES_PER_PEER", str(engine.lanes)))
     if (secret := engine.api_key_secret_ref) is not None:
-        ours.append({"name": _API_KEY, "valueFrom": {"secretKeyRef": secret.to_wire()}})
+        ours.append(secret_variable(_API_KEY, secret))
     return ours
 
 
@@ -106,9 +106,7 @@ def ports(spec: PoolSpec, role: str) -> dict[str, int]:
     found = {}
     if role == labels.ROLE_PREFILL:
         found["bootstrap"] = labels.PORT_BOOTSTRAP
-    if engine.kv_events:
-        found |= {"kv-events": labels.PORT_KV_EVENTS, "kv-replay": labels.PORT_KV_REPLAY}
-    return found
+    return found | events_ports(engine)
 
 
 def shape(spec: PoolSpec, role: str, environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,15 @@ from typing import Any
 from prfaas.api.common import duration_seconds
 from prfaas.api.engine import PROBE_WINDOW_SECONDS
 from prfaas.api.pool import PoolSpec
-from prfaas.workloads.engines.base import MULTUS, PRESTOP_SECONDS, STARTUP_PERIOD_SECONDS, engine_of, grace_seconds
-from prfaas.workloads.engines.findings import Finding, engine_override, roles_of, warning
+from prfaas.workloads.engines.base import (
+    MULTUS,
+    PRESTOP_SECONDS,
+    STARTUP_PERIOD_SECONDS,
+    engine_of,
+    grace_seconds,
+    roles_of,
+)
+from prfaas.workloads.engines.findings import Finding, engine_override, warning
 from prfaas.workloads.engines.vllm import lease_seconds
 
 POD = "spec.podTemplate.spec"
