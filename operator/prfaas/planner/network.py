@@ -5,22 +5,24 @@
                     each place the share it got. Where the relaxation itself divides by intervals, nothing changes.
     3. climb        sequential linear programs: rates and thresholds together, linear around the present point, within
                     a trust region that shrinks when a step brings nothing
-    4. branch       on the sum of Np over pools of one profile where that is not whole, else on the Np that is furthest
+    4. exchange     two links of a pool change places: the mean length does not always say which gets the longer prompts
+    5. branch       on the sum of Np over pools of one profile where that is not whole, else on the Np that is furthest
                     from whole; best bound first, until the best plan is within `GAP`. Without the sums, pools that are
                     alike would be tried in every order.
 
 `representative` has P T(E[L | class]) in place of E[T(L)]: the relaxation then runs on the lines that touch T from
 below at the class means of the plan in hand, and once more when those have moved. Each of its bounds is valid by
-itself, but with several PrfaaS pools it stays some per cent above: to give two pools the same mean length is cheaper on
-paper than to give each an interval, and no threshold does that. E[T(L)] knows no such gain.
+itself, but with several PrfaaS pools it can stay a per cent or two above: to give two pools the same mean length is
+cheaper on paper than to give each an interval, and few thresholds do that. E[T(L)] knows no such gain.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from prfaas.planner.relaxation import Box, Relaxation, Relaxed, resource_of, supporting_lines
 from prfaas.planner.setting import Setting, Split
@@ -54,7 +56,7 @@ def search(model: Model, gap: float = GAP) -> Found:
         return _branch(Relaxation(model), gap, [], NODES)
     best: Found | None = None
     means: dict[str, float] = {}
-    for _ in range(4):
+    for _ in range(3):
         relaxation = Relaxation(model, supporting_lines(model, means))
         known = [] if best is None else [best.setting]
         found = _branch(relaxation, gap, known, ROUGH)
@@ -101,20 +103,25 @@ def _branch(relaxation: Relaxation, gap: float, known: list[Setting], nodes: int
         if -negative <= best * (1 + gap) or serial >= nodes:
             heapq.heappush(queue, (negative, serial + 1, box, relaxed))
             break
+        children = _children(box, relaxed, groups)
         splits = {name: _whole(box, name, value) for name, value in relaxed.prefill.items()}
         key = tuple(splits.values())
-        if key not in tried:
+        if key not in tried or not children:  # where all is whole, the division found is the best for these splits
             setting, rate = climb(relaxation, _setting(model, relaxed, splits))
             _keep(tried, setting, rate, key)
-        children = _children(box, relaxed, groups)
         if not children:
-            settled = max(settled, -negative)  # whole already: nothing to branch on, only the climb is not exact
+            settled = max(settled, -negative)
         for child in children:
             serial += 1
             solved = relaxation.solve(child)
             heapq.heappush(queue, (-min(-negative, solved.bound), serial, child, solved))
     rate, setting = max(tried.values(), key=lambda each: each[0])
     bound = max([rate, settled, *(-negative for negative, *_ in queue)])
+    if rate < bound * (1 - gap):
+        for other in _exchanged(model, setting):
+            better, reached = climb(relaxation, other)
+            if reached > rate:
+                setting, rate = better, reached
     others = sorted((each for each in tried.values() if each[1].splits != setting.splits), key=lambda each: -each[0])
     return Found(setting, rate, bound, others[0][1] if others else None)
 
@@ -157,6 +164,16 @@ def _keep(
     key = key or tuple(split.prefill for split in setting.splits.values())
     if key not in tried or rate > tried[key][0]:
         tried[key] = rate, setting
+
+
+def _exchanged(model: Model, setting: Setting) -> Iterator[Setting]:
+    """The setting with the thresholds of two neighbouring links of one pool exchanged."""
+    for pd in model.topology.pd:
+        mine = [link.name for link in model.topology.links_of(pd.name) if link.name in setting.thresholds]
+        for one, other in pairwise(sorted(mine, key=lambda name: setting.thresholds[name])):
+            cuts = {one: setting.thresholds[other], other: setting.thresholds[one]}
+            held = {name: _held(model, name, t) for name, t in cuts.items()}
+            yield replace(setting, thresholds={**setting.thresholds, **held})
 
 
 def _whole(box: Box, name: str, value: float) -> int:
@@ -258,7 +275,8 @@ class _Step:
         for index, cut in enumerate(cuts):
             pd = model.topology.pd_pool(_pd_of(model, cut))
             present = setting.thresholds[cut]
-            width = max(8.0, reach * max(present, model.workload.longest * 0.02))
+            span = model.workload.longest - model.workload.shortest
+            width = max(8.0, reach * min(max(present, 0.02 * model.workload.longest), span))
             for sign in (1, -1):
                 moved = replace(setting, thresholds={**setting.thresholds, cut: present + sign * round(width / 8)})
                 slope = width / round(width / 8)
@@ -275,8 +293,10 @@ class _Step:
 def _held(model: Model, link: str, threshold: float) -> int:
     """The threshold within the link's own bounds."""
     found = next(each for each in model.topology.links if each.name == link)
-    most = math.inf if found.max_threshold is None else found.max_threshold
-    return int(min(max(round(threshold), found.min_threshold), most))
+    most = math.ceil(model.workload.longest) if found.max_threshold is None else found.max_threshold
+    # Nor beyond the lengths that occur: from there no small move changes anything, and climbing would stop.
+    least = max(found.min_threshold, min(most, math.floor(model.workload.shortest)))
+    return int(min(max(round(threshold), least), max(most, least)))
 
 
 def _pd_of(model: Model, link: str) -> str:
