@@ -215,6 +215,8 @@ def read_documents(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> Planni
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {kind: [] for kind in KINDS}
     for place, content in documents:
         kind = content.get("kind")
+        if kind == "Kustomization":
+            continue  # in a folder of manifests it stands beside them
         if kind not in found:
             raise PlanError(f"{place}: kind", f"must be one of {', '.join(KINDS)}, got {kind!r}")
         found[kind].append((place, content))
