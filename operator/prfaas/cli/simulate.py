@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prfaas.planner.simulator.engine import Simulation
     from prfaas.planner.simulator.results import Result
     from prfaas.planner.simulator.scenario import Scenario
+    from prfaas.planner.simulator.traces import Observed
 
 REQUESTS = 20_000
 """That are made if neither a duration nor a trace says how many."""
@@ -39,6 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source.add_argument("--rate", type=positive, help="requests/s, Poisson, of the document's workload")
     source.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake JSON lines or Azure CSV")
     parser.add_argument("--scale-rate", type=positive, default=1.0, metavar="X", help="the trace X times as fast")
+    parser.add_argument(
+        "--plan-for", choices=("mean", "busiest"), default="mean", help="the trace's rate that is planned for"
+    )
     parser.add_argument("--duration", type=positive, metavar="S", help="requests of that many seconds")
     parser.add_argument("--variation", type=at_least_zero, metavar="C", help="of the gaps; above 1: bursts (--rate)")
     parser.add_argument(
@@ -90,13 +94,15 @@ def _run(args: argparse.Namespace, planning: Planning) -> int:
     capacity = math.inf if args.cache_gib is None else args.cache_gib * 2**30
     cache_of = caches(args.prefix_cache, BLOCK_TOKENS, capacity)
     if args.trace is None:
-        rate, warmup = args.rate, _warmup(args)
+        rate = planned_for = args.rate
+        warmup = _warmup(args)
         total = round(rate * args.duration) if args.duration else REQUESTS
     else:
-        planning, rate, total = _observed(args, planning)
-        warmup = 0.0
+        planning, seen = _observed(args, planning)
+        rate, total, warmup = seen.rate, seen.requests, 0.0
+        planned_for = seen.busiest if args.plan_for == "busiest" else rate
     planning = with_objective(
-        planning, rate=rate if rate > 0 else None, goal=args.objective, service_time=args.service_time
+        planning, rate=planned_for if planned_for > 0 else None, goal=args.objective, service_time=args.service_time
     )
     chosen = scenario(args.policy, planning, args.queueing, args.seed)
     changes = []
@@ -138,8 +144,8 @@ def _warmup(args: argparse.Namespace) -> float:
     return float(min(WARMUP_SHARE * duration, WARMUP_REQUESTS / args.rate))
 
 
-def _observed(args: argparse.Namespace, planning: Planning) -> tuple[Planning, float, int]:
-    """What to plan for: the trace's own lengths and rate, and how many requests it has."""
+def _observed(args: argparse.Namespace, planning: Planning) -> tuple[Planning, Observed]:
+    """What to plan for: the trace's own lengths, and how many requests come how fast."""
     from dataclasses import replace
 
     from prfaas.planner.simulator.scenario import caches
@@ -148,7 +154,7 @@ def _observed(args: argparse.Namespace, planning: Planning) -> tuple[Planning, f
     capacity = math.inf if args.cache_gib is None else args.cache_gib * 2**30
     cache = caches(args.prefix_cache, BLOCK_TOKENS, capacity)(planning.topology.pd[0])
     seen = observe(_trace(args), cache)
-    return replace(planning, workload=seen.histogram.workload()), seen.rate, seen.requests
+    return replace(planning, workload=seen.histogram.workload()), seen
 
 
 def _trace(args: argparse.Namespace) -> Iterator[Arrival]:

@@ -97,7 +97,12 @@ def test_what_a_planner_sees_of_it_is_uncached_lengths() -> None:
     rows = [Arrival(0.0, 1024, 10, 0.0, (1, 2)), Arrival(10.0, 1536, 30, 0.0, (1, 2, 3))]
     seen = observe(rows, PrefixCache("full", 512))
     assert (seen.requests, seen.seconds, seen.rate) == (2, 10.0, 0.2)
-    assert seen.histogram.count == 2
+    assert (seen.histogram.count, seen.busiest) == (2, 0.2)
     assert seen.histogram.workload().cached == pytest.approx(512)
     assert seen.histogram.workload().output == pytest.approx(20)
     assert observe(rows, None).histogram.workload().cached == 0
+
+
+def test_the_busiest_minute() -> None:
+    rows = [Arrival(each, 10, 1) for each in (0.0, 59.0, 60.0, 61.0, 62.0, 300.0)]
+    assert observe(rows, None).busiest == pytest.approx(3 / 60)

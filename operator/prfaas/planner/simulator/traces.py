@@ -60,6 +60,8 @@ class Observed:
     requests: int
     seconds: float
     """From the first request to the last."""
+    busiest: float
+    """Requests/s in the busiest minute."""
 
     @property
     def rate(self) -> float:
@@ -70,18 +72,24 @@ class Observed:
 def observe(arrivals: Iterable[Arrival], cache: PrefixCache | None) -> Observed:
     """Uncached lengths, cached prefixes and outputs, as they would be if one pool with `cache` prefilled everything."""
     last, count = 0.0, 0
+    minute, in_minute, most = 0, 0, 0
 
     def requests() -> Iterator[Request]:
-        nonlocal last, count
+        nonlocal last, count, minute, in_minute, most
         for each in arrivals:
             last, count = each.at, count + 1
+            if int(each.at // 60) != minute:
+                minute, in_minute = int(each.at // 60), 0
+            in_minute += 1
+            most = max(most, in_minute)
             cached = each.cached
             if cache is not None and each.blocks:
                 cached = cache.look(each.blocks, int(each.tokens)).reusable
                 cache.keep(each.blocks, int(each.tokens))
             yield Request(each.tokens - cached, cached, each.output)
 
-    return Observed(Histogram.of(requests()), count, last)
+    histogram = Histogram.of(requests())
+    return Observed(histogram, count, last, most / min(60.0, last) if last > 0 else 0.0)
 
 
 def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
