@@ -22,7 +22,12 @@ def simulation_plot(out: Path, result: Result) -> None:
     samples = result.series
     moved = len({each.threshold for each in samples if not math.isnan(each.threshold)}) > 1
     drawn, axes = figure(rows=4 if moved else 3, height=2.4)
-    _distribution(axes[0], result)
+    every = [value for values in result.ttft_values.values() for value in values]
+    rows: list[tuple[str, Sequence[float], str]] = [("all", every, "-")]
+    for (name, values), style in zip(result.ttft_values.items(), ("--", ":"), strict=True):
+        if len(values) not in (0, len(every)):
+            rows.append((f"prefill {name}", values, style))
+    distribution(axes[0], rows)
     times = [each.at for each in samples]
     axes[1].plot(times, [each.egress_gbps for each in samples], color="black", linewidth=1.0)
     axes[1].set_ylabel("egress, Gbit/s")
@@ -36,7 +41,7 @@ def simulation_plot(out: Path, result: Result) -> None:
         label="decode slots held",
     )
     axes[2].set_ylabel("requests")
-    axes[2].legend(fontsize=8, frameon=False)
+    axes[2].legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     if moved:
         axes[3].plot(times, [each.threshold / 1000 for each in samples], color="black", linewidth=1.0)
         axes[3].set_ylabel("cut in force,\nthousand tokens")
@@ -46,23 +51,16 @@ def simulation_plot(out: Path, result: Result) -> None:
     save(drawn, out)
 
 
-def _distribution(axes: Axes, result: Result) -> None:
-    """Share of requests that waited longer, on a logarithmic scale, which shows the tail."""
-    every = [value for values in result.ttft_values.values() for value in values]
-    rows: list[tuple[str, Sequence[float], str]] = [("all", every, "-")]
-    rows += [
-        (f"prefill {name}", values, style)
-        for (name, values), style in zip(result.ttft_values.items(), ("--", ":"), strict=True)
-        if len(values) not in (0, len(every))
-    ]
-    for name, values, style in rows:
+def distribution(axes: Axes, rows: Sequence[tuple[str, Sequence[float], str]]) -> None:
+    """For each (name, seconds, line style): the share that waited longer; the logarithmic scale shows the tail."""
+    for index, (name, values, style) in enumerate(rows):
         row = sorted(values)
         if not row:
             continue
         least = 1 / len(row)
         shares = [least ** (i / POINTS) for i in range(POINTS + 1)]
         at = [row[min(len(row) - 1, int((1 - share) * len(row)))] for share in shares]
-        axes.plot(at, shares, linestyle=style, color="black" if name == "all" else "0.35", label=name)
+        axes.plot(at, shares, linestyle=style, color="0.35" if index else "black", label=name)
     axes.set_yscale("log")
     axes.set_xlim(left=0)
     for share, text in ((0.1, "P90"), (0.01, "P99")):
