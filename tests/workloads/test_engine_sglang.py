@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from prfaas.workloads.engine import check, command_line
 from prfaas.workloads.engines import sglang_rules
+from prfaas.workloads.errors import SpecError
 from prfaas.workloads.instance import child
 from prfaas.workloads.meta import Owner
 from tests.workloads.pools import pd_pool
@@ -161,6 +162,25 @@ def test_nodes_of_one_instance_meet_at_the_first() -> None:
 
     assert (found.tp_size, found.nnodes, found.node_rank) == ("16", "2", "$(LWS_WORKER_INDEX)")
     assert found.dist_init_addr == "$(LWS_LEADER_ADDRESS):20000"
+
+
+@pytest.mark.parametrize("flag", sorted({*sglang_rules.FIELDS, *sglang_rules.BREAKS}))
+def test_what_the_operator_decides_is_refused_under_every_name(flag: str) -> None:
+    shorter = [flag[:length] for length in range(6, len(flag)) if flag[:length] not in FLAGS]
+
+    for name in (flag, f"{flag}=1", *shorter):
+        with pytest.raises(SpecError, match=r"^spec\.engine\.args: "):
+            check(pool(args=[name, "1"]).spec)
+
+
+def test_no_flag_hides_in_the_command() -> None:
+    with pytest.raises(SpecError, match=r"^spec\.engine\.command: --quantization is a flag"):
+        check(pool(command=["python3", "-m", "sglang.launch_server", "--quantization", "fp8"]).spec)
+
+
+@pytest.mark.parametrize("flag", ["--mem-fraction-static", "--trust-remote-code", "--context-length", "--quantization"])
+def test_other_flags_of_sglang_are_let_through(flag: str) -> None:
+    check(pool(args=[flag]).spec)
 
 
 def test_the_cache_types_that_are_let_through_are_sglangs() -> None:
