@@ -17,16 +17,11 @@ from typing import Any
 
 import yaml
 
-DATA = Path(__file__).parents[1] / "data" / "vllm-0.33"
+from tests.facts import facts
+
 REGISTRIES = Path(__file__).parents[1] / "worker" / "coverage"
 LEAST = 0.95
 """Share of routes, metrics, flags and error bodies that must be emulated."""
-
-
-def facts(name: str) -> dict[str, Any]:
-    """One file of facts."""
-    loaded: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
-    return loaded
 
 
 def routes() -> Iterator[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, errors, facts
+from tests.facts import facts
+from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, errors
 from tests.vllm.live import MODEL, Answer, Server, free_port, worker
 
 NO_MODEL = "of another kind of model"

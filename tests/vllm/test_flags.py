@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.vllm_source import VERSION, VllmParser
+from tests.facts import facts
 
 pytestmark = pytest.mark.clients
 
-TABLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "vllm-0.33" / "cli_flags.json").read_text())
+TABLE = facts("cli_flags")
 FLAGS: list[dict[str, Any]] = TABLE["flags"]
 BY_DEST = {flag["dest"]: flag for flag in FLAGS}
 

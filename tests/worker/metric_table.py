@@ -1,4 +1,4 @@
-"""What the worker's package keeps of vLLM's metrics: made from tests/data by `python -m tests.worker.metric_table`."""
+"""What the worker's package keeps of vLLM's metrics: made from tests/data by `python -m tests.worker.tables`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent.parent / "data" / "vllm-0.33" / "metrics.json"
+from tests.facts import facts
+
 PACKAGE = Path(__file__).parents[2] / "operator" / "prfaas" / "worker" / "metrics.json"
 
 CONDITIONS = {
@@ -46,7 +47,7 @@ NOT_EMULATED = {
 def table() -> list[dict[str, Any]]:
     """One entry per metric that the worker has."""
     entries = []
-    for metric in json.loads(DATA.read_text())["metrics"]:
+    for metric in facts("metrics")["metrics"]:
         if metric["exists_when"] in NOT_EMULATED:
             continue
         labels = metric["labels"] if isinstance(metric["labels"], list) else ["engine"]
@@ -67,7 +68,3 @@ def text() -> str:
     """The file: one line per metric."""
     lines = ",\n".join(json.dumps(entry) for entry in table())
     return f"[\n{lines}\n]\n"
-
-
-if __name__ == "__main__":
-    PACKAGE.write_text(text())

@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,13 +20,6 @@ from prfaas.worker.oracle import Sampling, answer_words, expected_text, last_tok
 from prfaas.worker.serve import Worker
 
 MODEL = "org/model"
-DATA = Path(__file__).parent.parent / "data" / "vllm-0.33"
-
-
-def facts(name: str) -> dict[str, Any]:
-    """One file of vLLM facts."""
-    loaded: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
-    return loaded
 
 
 def profile(**changes: Any) -> Profile:

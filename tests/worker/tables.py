@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent.parent / "data" / "vllm-0.33"
+from tests.facts import facts
+from tests.worker import metric_table
+
 PACKAGE = Path(__file__).parents[2] / "operator" / "prfaas" / "worker"
 FLAGS = PACKAGE / "commandline" / "flags.json"
 ENVIRONMENT = PACKAGE / "commandline" / "environment.json"
@@ -67,12 +69,6 @@ def routes() -> list[dict[str, Any]]:
     ]
 
 
-def facts(name: str) -> dict[str, Any]:
-    """One file of facts."""
-    loaded: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
-    return loaded
-
-
 def environment() -> list[str]:
     """Every VLLM_ name that vLLM reads."""
     env = facts("env")
@@ -113,3 +109,4 @@ if __name__ == "__main__":
     FLAGS.write_text(rendered(flags()))
     ENVIRONMENT.write_text(rendered(environment()))
     ROUTES.write_text(rendered(routes()))
+    metric_table.PACKAGE.write_text(metric_table.text())

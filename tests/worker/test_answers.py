@@ -23,7 +23,8 @@ from prfaas.worker.oracle import (
     prompt_state,
     token_ids,
 )
-from tests.worker.rig import MODEL, Client, ManualClock, chosen, config, facts, serving, words_of
+from tests.facts import facts
+from tests.worker.rig import MODEL, Client, ManualClock, chosen, config, serving, words_of
 
 PROMPT = "Tell me about the sea."
 CHAT = [{"role": "user", "content": PROMPT}]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas.worker.batching import Batch, batch
-from tests.worker.rig import facts
+from tests.facts import facts
 
 
 def limits(accelerator: str = "H20", **fields: Any) -> Batch:

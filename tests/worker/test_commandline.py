@@ -14,6 +14,7 @@ from prfaas.worker.commandline.checks import check, log_level, transfer_config
 from prfaas.worker.commandline.parser import parse
 from prfaas.worker.commandline.rewrite import CommandLineError
 from prfaas.worker.commandline.table import table
+from tests.facts import facts
 from tests.worker import tables
 
 Parsed = Callable[..., argparse.Namespace]
@@ -48,7 +49,7 @@ def test_the_tables_are_the_facts() -> None:
     assert len(table().flags) == 321
 
 
-FLAGS = {flag["flags"][0]: flag for flag in tables.facts("cli_flags")["flags"] if flag["flags"][0] != "model_tag"}
+FLAGS = {flag["flags"][0]: flag for flag in facts("cli_flags")["flags"] if flag["flags"][0] != "model_tag"}
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -79,7 +80,7 @@ def test_a_value_that_is_no_choice_is_refused(name: str, capsys: pytest.CaptureF
     assert "invalid choice" in said
 
 
-GONE = sorted(set(tables.facts("cli_flags")["flag_names_not_accepted_in_0_33"]) - {"--device"})
+GONE = sorted(set(facts("cli_flags")["flag_names_not_accepted_in_0_33"]) - {"--device"})
 """`--device` is taken for the beginning of `--device-ids`."""
 
 

@@ -16,7 +16,8 @@ import zmq.asyncio
 
 from prfaas.worker import events
 from prfaas.worker.events import END, EventsConfig, Publisher, binds
-from tests.worker.rig import config, facts, serving
+from tests.facts import facts
+from tests.worker.rig import config, serving
 
 FACTS = facts("kv_events")
 STORED = {

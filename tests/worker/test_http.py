@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from prfaas.worker.oracle import count_tokens, expected_chat, expected_text
-from tests.worker.rig import MODEL, Client, ManualClock, config, facts, serving, until
+from tests.facts import facts
+from tests.worker.rig import MODEL, Client, ManualClock, config, serving, until
 
 PROMPT = "Tell me about the sea."
 CHAT = [{"role": "user", "content": PROMPT}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.worker.kv.leases import Lease, LeaseError, LeaseTable, extension_seconds, heartbeat_seconds
-from tests.worker.rig import facts
+from tests.facts import facts
 
 
 class Freed(list[str]):

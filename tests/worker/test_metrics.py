@@ -23,8 +23,9 @@ from prfaas.worker.exposed import Exposed, read_exposed, table
 from prfaas.worker.generation import Ask, Parent
 from prfaas.worker.metrics import Metrics, token_buckets
 from prfaas.worker.residency import Residency
+from tests.facts import facts
 from tests.worker import metric_table
-from tests.worker.rig import ManualClock, config, facts, profile, serving, until
+from tests.worker.rig import ManualClock, config, profile, serving, until
 
 LISTED = {metric["name"]: metric for metric in facts("metrics")["metrics"]}
 EVERYTHING = frozenset(metric_table.CONDITIONS.values())

@@ -11,8 +11,9 @@ import pytest
 from prfaas.worker.frontend import FrontEnd
 from prfaas.worker.http import GUARDED, Api
 from prfaas.worker.routes.table import Route, routes
+from tests.facts import facts
 from tests.worker import tables
-from tests.worker.rig import MODEL, Client, config, facts, serving
+from tests.worker.rig import MODEL, Client, config, serving
 
 FACTS = facts("routes")
 EVERYTHING = FrontEnd(

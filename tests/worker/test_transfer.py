@@ -9,20 +9,9 @@ import pytest
 
 from prfaas.worker.config import Role
 from prfaas.worker.oracle import answer, expected_text, last_token, prompt_state
+from tests.facts import facts
 from tests.worker.relay import flip, relaying
-from tests.worker.rig import (
-    DECODE,
-    MODEL,
-    OTHER,
-    PREFILL,
-    PROMPT,
-    config,
-    facts,
-    failed,
-    profile,
-    serving,
-    until,
-)
+from tests.worker.rig import DECODE, MODEL, OTHER, PREFILL, PROMPT, config, failed, profile, serving, until
 
 
 async def test_a_transferred_answer_is_the_expected_one() -> None:

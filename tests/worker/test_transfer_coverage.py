@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.worker.rig import facts
+from tests.facts import facts
 
 HERE = Path(__file__).parent
 FACTS = facts("kv_transfer")

@@ -12,8 +12,9 @@ from prfaas.worker.config import WorkerConfig
 from prfaas.worker.kv.mooncake import Mooncake
 from prfaas.worker.kv.wire import Kind, connect
 from prfaas.worker.oracle import expected_text
+from tests.facts import facts
 from tests.worker.relay import flip, relaying
-from tests.worker.rig import MODEL, PROMPT, Client, config, facts, failed, profile, serving, until
+from tests.worker.rig import MODEL, PROMPT, Client, config, failed, profile, serving, until
 
 MOONCAKE = {"mode": "mooncake", "bootstrap_port": 0, "abort_seconds": 80_000}
 

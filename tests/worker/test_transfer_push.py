@@ -11,19 +11,9 @@ import pytest
 from prfaas.worker.kv.nixl_push import NixlPush
 from prfaas.worker.kv.wire import Kind
 from prfaas.worker.oracle import expected_text
+from tests.facts import facts
 from tests.worker.relay import flip, relaying
-from tests.worker.rig import (
-    MODEL,
-    PROMPT,
-    Client,
-    ManualClock,
-    config,
-    facts,
-    failed,
-    profile,
-    serving,
-    until,
-)
+from tests.worker.rig import MODEL, PROMPT, Client, ManualClock, config, failed, profile, serving, until
 
 PUSH = {"mode": "push"}
 WRITER, TAKER = config("kv_producer", transfer=PUSH), config("kv_consumer", transfer=PUSH)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from prfaas.worker.kv.settings import draft_model, read_kv_transfer
-from tests.worker.rig import PREFILL, config, facts
+from tests.facts import facts
+from tests.worker.rig import PREFILL, config
 
 BASE = {"kv_role": "kv_producer"}
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.rig import PROMPT, config, facts, serving
+from tests.facts import facts
+from tests.worker.rig import PROMPT, config, serving
 
 DETAILS = facts("errors")["usage"]["prompt_tokens_details"]
 SAME = PROMPT  # 430 tokens: 26 whole blocks, and the last token in the next

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prfaas.workloads.engines import flags
+from tests.facts import facts
 
-FACTS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data" / "vllm-0.33" / "cli_flags.json").read_text(encoding="utf-8")
-)
+FACTS = facts("cli_flags")
 
 
 def names(entry: dict[str, Any]) -> list[str]:

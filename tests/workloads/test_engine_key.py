@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from hypothesis import strategies as st
 from prfaas.cli.main import build_parser
 from prfaas.workloads.engine import check_roles_agree, command_line, compatibility_key
 from prfaas.workloads.errors import SpecError
+from tests.facts import facts
 from tests.workloads.pools import IMAGE, pd_pool, pool
 
-FACTS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data" / "vllm-0.33" / "kv_transfer.json").read_text(encoding="utf-8")
-)
+FACTS = facts("kv_transfer")
 PARSER = build_parser()
 OF_THE_MODEL = ("num_kv_heads (total)", "head_size", "num_hidden_layers")
 """Inputs that follow from the model, its revision and what overrides its configuration."""

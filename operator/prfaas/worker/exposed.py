@@ -1,6 +1,6 @@
 """Which of vLLM's metrics an engine has: a table of all, and the conditions under which each exists.
 
-`metrics.json` is made from tests/data by `python -m tests.worker.metric_table`.
+`metrics.json` is made from tests/data by `python -m tests.worker.tables`.
 """
 
 from __future__ import annotations
