@@ -19,6 +19,7 @@ BENCHES = {
     "worker": ["-m", "e2e.bench.worker", "--seconds", "20"],
     "router": ["-m", "e2e.bench.router"],
     "datacenters": ["-m", "e2e.bench.datacenters"],
+    "planner": ["-m", "e2e.bench.planner"],
 }
 
 

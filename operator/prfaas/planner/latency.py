@@ -27,6 +27,7 @@ from prfaas.planner.throughput import Model, Part
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, kv_curve, seconds_curve
 from prfaas.planner.workload import Request
 
+ZERO_LOAD_POINTS = 4000
 POINTS = 400
 """Lengths at which the distribution of TTFT is evaluated, over all parts."""
 
@@ -82,7 +83,8 @@ def zero_load(model: Model, parts: Sequence[Part]) -> Latency:
         server, rate = _server(model, part)
         mean += part.share * model.work(server).over(part.lo, part.hi)
         mean += part.share * model.gbit(server).over(part.lo, part.hi) / rate
-    bases = sorted((base, mass) for part in parts for base, mass in _bases(model, part, _server(model, part)[1], 2000))
+    points = max(200, ZERO_LOAD_POINTS // max(1, len(parts)))
+    bases = sorted(each for part in parts for each in _bases(model, part, _server(model, part)[1], points))
     return Latency(mean, *(_quantile(bases, q) for q in (0.5, 0.9, 0.99)))
 
 
