@@ -22,8 +22,9 @@ from prfaas.planner.simulator.engine import Options, Simulation
 from prfaas.planner.simulator.results import Result
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
 from prfaas.planner.workload import Workload
-from prfaas.routing.queueing import ByThreshold, Homed, Queue, Stealing
+from prfaas.routing.queueing import ByThreshold, Homed, Stealing
 from prfaas.routing.triage import Promises, Triage
+from prfaas.routing.waiting import Queue
 
 T = 19_400
 DROPPED = 5_000

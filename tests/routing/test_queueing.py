@@ -10,21 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.routing.queueing import (
-    Blind,
-    ByThreshold,
-    Homed,
-    Job,
-    Place,
-    Private,
-    Queue,
-    Servers,
-    Start,
-    State,
-    Stealing,
-    finish_times,
-)
+from prfaas.routing.queueing import Blind, ByThreshold, Homed, Stealing, finish_times
 from prfaas.routing.triage import Promises, Triage
+from prfaas.routing.waiting import Job, Place, Private, Queue, Servers, Start, State
 
 T = 1000.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.routing.queueing import Job, Servers
 from prfaas.routing.triage import Promises, Triage
+from prfaas.routing.waiting import Job, Servers
 from tests.routing.test_queueing import T, World, job, started
 
 FIXED = Promises(first=6.0, ratio=3.0, gain=0.0)

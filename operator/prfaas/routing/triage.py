@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from prfaas.routing.queueing import LOCAL, Job, Place, Start, State, finish_times, steal, usable
+from prfaas.routing.queueing import finish_times, steal
+from prfaas.routing.waiting import LOCAL, Job, Place, Start, State, usable
 
 REMOTE: Final = 1
 DEAD_BAND_SECONDS: Final = 1.5

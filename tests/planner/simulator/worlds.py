@@ -12,8 +12,9 @@ from prfaas.planner.simulator.engine import Options, Simulation
 from prfaas.planner.simulator.results import Result
 from prfaas.planner.simulator.world import QueueOf
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
-from prfaas.routing.queueing import ByThreshold, Homed, Queue, Stealing
+from prfaas.routing.queueing import ByThreshold, Homed, Stealing
 from prfaas.routing.triage import Promises, Triage
+from prfaas.routing.waiting import Queue
 from tests.planner import cases
 
 GBIT_BYTES = 125_000_000

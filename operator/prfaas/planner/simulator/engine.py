@@ -30,7 +30,7 @@ from prfaas.planner.simulator.watch import Watch
 from prfaas.planner.simulator.world import CacheOf, Part, QueueOf, Router, build
 from prfaas.planner.topology import Topology
 from prfaas.routing.prefixes import MISS
-from prfaas.routing.queueing import LOCAL, Job
+from prfaas.routing.waiting import LOCAL, Job
 
 ROWS, STATE = 0, 1
 PROGRESS_EVERY = 500

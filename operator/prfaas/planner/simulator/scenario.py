@@ -25,8 +25,9 @@ from prfaas.planner.throughput import Model
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
 from prfaas.planner.workload import Workload
 from prfaas.routing.prefixes import PrefixCache, Semantics
-from prfaas.routing.queueing import Blind, ByThreshold, Home, Homed, Queue, Stealing
+from prfaas.routing.queueing import Blind, ByThreshold, Homed, Stealing
 from prfaas.routing.triage import Promises, Triage
+from prfaas.routing.waiting import Home, Queue
 
 Queueing = Literal["plain", "spill", "steal", "triage"]
 QUEUEINGS: tuple[Queueing, ...] = ("plain", "spill", "steal", "triage")

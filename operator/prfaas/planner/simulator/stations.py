@@ -11,7 +11,7 @@ from prfaas.planner.simulator.loop import Loop
 from prfaas.planner.simulator.sharing import Batch
 from prfaas.planner.topology import kv_curve, seconds_curve
 from prfaas.routing.prefixes import PrefixCache
-from prfaas.routing.queueing import Job, Servers
+from prfaas.routing.waiting import Job, Servers
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from prfaas.planner.simulator.sharing import Lane, Line
 from prfaas.planner.simulator.stations import Decoders, Flight, Meter, Station
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
 from prfaas.routing.prefixes import PrefixCache
-from prfaas.routing.queueing import LOCAL, Place, Private, Queue, State
+from prfaas.routing.waiting import LOCAL, Place, Private, Queue, State
 
 Part = tuple[Flight, int, int]
 """A transfer: whose, of which attempt, which part of it."""
