@@ -40,13 +40,7 @@ def test_defaults_are_vllms() -> None:
     assert (config.max_num_batched_tokens, config.chunked_prefill, config.kv_events) == (8192, True, None)
     assert parse(*OWN).model == "Qwen/Qwen3-0.6B"
     front = config.front
-    assert (front.tls, front.docs, front.dev_mode, front.log_stats, front.sse_keep_alive) == (
-        None,
-        True,
-        False,
-        True,
-        0,
-    )
+    assert (front.tls, front.docs, front.dev_mode, front.sse_keep_alive) == (None, True, False, 0)
     assert (front.max_prompts, front.max_answers, front.max_stop_strings, front.max_logprobs) == (1024, 16_384, 4, 20)
 
 
@@ -114,7 +108,6 @@ def test_the_front_end_arrives() -> None:
     assert front.tokens_only
     assert front.profiler
     assert not front.docs
-    assert front.offline_docs
     assert front.lora
     assert front.auto_tools
     assert front.adapters == (Adapter("a", "/a"), Adapter("b", "/b"))
@@ -125,12 +118,10 @@ def test_the_front_end_arrives() -> None:
     assert front.dev_mode
     assert front.lora_updates
     assert front.store_responses
-    assert front.cohere
     assert (front.max_prompts, front.max_answers, front.max_stop_strings) == (2, 3, 1)
     assert front.keep_alive_on_death
     assert front.any_model_name
     assert not front.random_request_ids
-    assert not parse("m", *OWN, "--disable-log-stats").front.log_stats
 
 
 def test_what_needs_data_parallel_ranks_arrives() -> None:

@@ -22,12 +22,10 @@ EVERYTHING = FrontEnd(
     tokens_only=True,
     profiler=True,
     fault_tolerance=True,
-    offline_docs=True,
     dev_mode=True,
     lora=True,
     lora_updates=True,
     store_responses=True,
-    cohere=True,
 )
 OTHER_MODELS = (
     "model task transcription",

@@ -43,7 +43,6 @@ class FrontEnd:
     root_path: str = ""
     sse_keep_alive: int = 0
     per_request_metrics: bool = False
-    log_stats: bool = True
     max_logprobs: int = 20
     max_prompts: int = 1024
     max_answers: int = 16_384
@@ -55,13 +54,11 @@ class FrontEnd:
     profiler: bool = False
     fault_tolerance: bool = False
     docs: bool = True
-    offline_docs: bool = False
     dev_mode: bool = False
     lora: bool = False
     lora_updates: bool = False
     adapters: tuple[Adapter, ...] = ()
     store_responses: bool = False
-    cohere: bool = False
     elastic: bool = False
     any_model_name: bool = False
     """VLLM_SKIP_MODEL_NAME_VALIDATION: a name that is not served is answered as the first one."""
@@ -89,7 +86,6 @@ def read_front_end(args: argparse.Namespace, environment: Mapping[str, str], ver
         root_path=(args.root_path or "").rstrip("/"),
         sse_keep_alive=args.sse_keep_alive_interval,
         per_request_metrics=args.enable_per_request_metrics,
-        log_stats=not args.disable_log_stats,
         max_logprobs=args.max_logprobs,
         max_prompts=_number(environment, "VLLM_MAX_COMPLETION_PROMPTS", 1024),
         max_answers=_number(environment, "VLLM_MAX_N_SEQUENCES", 16_384),
@@ -101,13 +97,11 @@ def read_front_end(args: argparse.Namespace, environment: Mapping[str, str], ver
         profiler=bool((args.profiler_config or {}).get("profiler")),
         fault_tolerance=args.enable_fault_tolerance,
         docs=not args.disable_fastapi_docs,
-        offline_docs=args.enable_offline_docs,
         dev_mode=_on(environment, "VLLM_SERVER_DEV_MODE"),
         lora=args.enable_lora or bool(args.lora_modules),
         lora_updates=_on(environment, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         adapters=tuple(Adapter(each["name"], each["path"]) for each in args.lora_modules or ()),
         store_responses=_on(environment, "VLLM_ENABLE_RESPONSES_API_STORE"),
-        cohere=_on(environment, "VLLM_ENABLE_COHERE_API"),
         elastic=args.enable_elastic_ep,
         any_model_name=_on(environment, "VLLM_SKIP_MODEL_NAME_VALIDATION"),
         auto_tools=args.enable_auto_tool_choice,
