@@ -87,7 +87,7 @@ test: toolchain clients lint ## everything that must pass: lint, types, contract
 	@$(PYTEST) tests e2e/scenarios -m "not long" --durations=30
 
 .PHONY: test-unit
-test-unit: venv ## pure tests only: no cluster, no API server, no third-party client, under a minute
+test-unit: venv ## pure tests only: no cluster, no API server, no third-party client
 	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not clients and not long"
 
 .PHONY: test-long
