@@ -104,7 +104,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(
 
 async def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     worker = Worker(replace(config(), front=FrontEnd(tls=Tls(str(tmp_path / "none")))))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="none"):
         await worker.start()
     certfile, _ = certificate(tmp_path, "worker")
     with pytest.raises(ssl.SSLError):

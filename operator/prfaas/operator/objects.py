@@ -44,6 +44,9 @@ async def parse(world: World, live: Object, model: type[Model]) -> Model | None:
         return None
 
 
+_IN_WORDS = {"extra_forbidden": "there is no such field", "missing": "is missing"}
+
+
 def complaints(error: ValidationError) -> list[SpecError]:
     """What does not fit, each as a person can use it: the path of the field, and what is wrong there."""
     found = []
@@ -51,6 +54,6 @@ def complaints(error: ValidationError) -> list[SpecError]:
         path = ""
         for part in complaint["loc"]:
             path += f"[{part}]" if isinstance(part, int) else f".{part}"
-        problem = complaint["msg"].removeprefix("Value error, ")
+        problem = _IN_WORDS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
         found.append(SpecError(path.lstrip(".") or "spec", problem, "see `kubectl explain` for what is allowed"))
     return found

@@ -16,6 +16,8 @@ REFRESH_SECONDS = 1.0
 
 def server_context(tls: Tls) -> ssl.SSLContext:
     """The context that new connections use; OSError (ssl.SSLError is one) for files that cannot be read."""
+    for file in filter(None, (tls.certfile, tls.keyfile, tls.ca_certs)):
+        Path(file).open("rb").close()  # its error has the file's name; that of OpenSSL has not
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls.certfile, tls.keyfile)
     if tls.ca_certs:
