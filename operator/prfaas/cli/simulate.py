@@ -55,6 +55,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--link-schedule", type=Path, metavar="FILE", help="CSV: seconds,gbps[,link]")
     parser.add_argument("--overlap", action="store_true", help="layers cross the line while the prefill runs")
     parser.add_argument(
+        "--slots",
+        choices=("before", "after"),
+        default="before",
+        help="a decode slot is taken before the prefill (default) or after it",
+    )
+    parser.add_argument(
         "--prefix-cache",
         choices=("auto", "full", "hybrid", "none"),
         default="auto",
@@ -109,7 +115,7 @@ def _run(args: argparse.Namespace, planning: Planning) -> int:
     if args.link_schedule is not None:
         with args.link_schedule.open(encoding="utf-8") as lines:
             changes = read_schedule(lines, str(args.link_schedule), chosen.topology)
-    options = Options(warmup=warmup, overlap=args.overlap, keep_values=args.plot is not None)
+    options = Options(warmup=warmup, overlap=args.overlap, slots=args.slots, keep_values=args.plot is not None)
     simulation = Simulation(
         chosen.topology,
         chosen.setting,

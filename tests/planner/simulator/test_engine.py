@@ -73,6 +73,14 @@ def test_a_slot_is_held_from_before_the_prefill_to_the_last_token() -> None:
     assert sorted(times(result)) == pytest.approx([0.1] * 4 + [2.2], abs=1e-3)
 
 
+def test_a_slot_can_be_taken_after_the_prefill() -> None:
+    """The fifth request is prefilled at once, and waits 2 s of decode for its first token all the same."""
+    arrivals = [Arrival(0.0, 100, 200) for _ in range(4)] + [Arrival(0.0, 150, 200)]
+    result = simulate(arrivals, topology(local=6), setting(5, 1), options={"slots": "after"})
+    assert sorted(times(result)) == pytest.approx([0.1] * 4 + [2.1], abs=1e-3)
+    assert result.waiting.longest == 0
+
+
 def test_steps_that_slow_down_with_the_batch() -> None:
     """One alone takes 10 ms a token, four 40 ms: 4 x 100 tokens that start together take 4 s."""
     slow = profile(steps=[{"batch": 1, "seconds": 0.01}, {"batch": 4, "seconds": 0.04}])
@@ -139,6 +147,13 @@ class TestChanges:
         assert self.run([Arrival(0.0, 2000, 0)], lost) == pytest.approx([2.0 + 1.0], abs=1e-3), (
             "there is none there now"
         )
+
+    def test_an_instance_that_works_for_nobody_any_more_can_fail_as_well(self) -> None:
+        """The decode instance fails, then the prefill instance that still computes the first attempt."""
+        changes = Failure(0.2, "decode/near", 0.1), Failure(0.4, "prefill/near", 5.0)
+        result = simulate([Arrival(0.0, 900, 10)], topology(local=3), setting(2, 1), changes=changes)
+        assert times(result) == pytest.approx([0.3 + 0.9], abs=1e-3)
+        assert (result.requests, result.failed, result.unfinished) == (1, 0, 0)
 
     def test_one_that_waits_for_the_only_place_waits_until_it_is_back(self) -> None:
         lost = Failure(0.2, "prefill/near", 3.0)

@@ -90,19 +90,20 @@ def _evenly(count: int) -> Iterable[Arrival]:
 
 
 @pytest.mark.parametrize(
-    ("on", "at"),
+    ("on", "at", "slots"),
     [
-        (PAPER, PAPER_SETTING),
-        (HOMOGENEOUS, Setting({"h20": Split(8, 4)})),
-        (PAPER, Setting({"h20": Split(0, 8)}, {"east": 0})),
+        (PAPER, PAPER_SETTING, "before"),
+        (HOMOGENEOUS, Setting({"h20": Split(9, 3)}), "after"),
+        (PAPER, Setting({"h20": Split(0, 8)}, {"east": 0}), "before"),
     ],
     ids=["PrfaaS-PD", "homogeneous", "naive"],
 )
-def test_what_is_served_at_saturation_is_the_planners_rate(on: Topology, at: Setting) -> None:
+def test_what_is_served_at_saturation_is_the_planners_rate(on: Topology, at: Setting, slots: str) -> None:
     """Of more requests than can be served: within 2 % of Eq. 6 with mean service times."""
+    options = {"warmup": 500.0, "slots": slots}
     limit = Model(cases.workload(), on).loads(at).lambda_max
     arrivals = generate(cases.workload(), 1.02 * limit, seed=3, count=12_000)
-    result = simulate(arrivals, on, at, of_paper("plain", at.thresholds.get("east", T)), options={"warmup": 500.0})
+    result = simulate(arrivals, on, at, of_paper("plain", at.thresholds.get("east", T)), options=options)
     assert result.throughput == pytest.approx(limit, rel=0.02)
 
 

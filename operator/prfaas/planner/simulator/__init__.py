@@ -4,7 +4,8 @@ Arrivals, queues, the line shared by transfers, decode slots and batches, prefix
 a request goes is decided by `prfaas.routing`, the code that the router runs. The same seed gives the same run to the
 last bit. Pure: requests and progress come in as parameters, and time is the simulation's own.
 
-The event loop is our own (`loop.py`): a heap of times and functions. A library such as simpy would add a generator and
-several objects to every request, and what is hard here, transfers and batches whose end moves whenever one joins or
-leaves, it leaves to its user as interrupts. docs/model.md has the figures.
+The event loop is our own (`loop.py`): a heap of times and functions, thirty lines. simpy would make every request a
+generator that waits for resources; but who starts next is decided here by a queue that looks at all who wait, and a
+transfer or a batch ends at a time that moves whenever one joins or leaves, which in simpy is an interrupt of everybody.
+It is not for speed: docs/simulator.md has both figures.
 """

@@ -2,9 +2,10 @@
 
     arrival -> queue of the PD pool -> [slot free, instance free] prefill -> transfer -> first token -> decode -> done
 
-A decode slot is reserved before the prefill starts and held to the last token. A prefill instance is free as soon as
-its prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets
-`rdma_gbps`. With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state
+A decode slot is reserved before the prefill starts and held to the last token; with `slots` "after" it is taken when
+the KV cache has come, and who finds none waits for one, first come, first served. A prefill instance is free as soon as its
+prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets `rdma_gbps`.
+With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state
 comes after it; without it, as in vLLM's NIXL connector, everything is moved when the prefill is done.
 
 Prefix caches, where the requests name their blocks: one per pool. What a pool prefills it keeps, rows and states; what
@@ -14,10 +15,10 @@ threshold is compared with the length that is uncached in the PD pool.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from prfaas.planner.errors import PlanError
 from prfaas.planner.setting import Setting
@@ -29,7 +30,6 @@ from prfaas.planner.simulator.stations import Flight, Station
 from prfaas.planner.simulator.watch import Watch
 from prfaas.planner.simulator.world import CacheOf, Part, QueueOf, Router, build
 from prfaas.planner.topology import Topology
-from prfaas.routing.prefixes import MISS
 from prfaas.routing.waiting import LOCAL, Job
 
 ROWS, STATE = 0, 1
@@ -44,6 +44,8 @@ class Options:
     """Requests that come before this, seconds, are not counted."""
     overlap: bool = False
     """Rows cross the line while the prefill runs."""
+    slots: Literal["before", "after"] = "before"
+    """When a decode slot is taken: before the prefill, or after it."""
     sample_seconds: float = 1.0
     """Distance of the samples over time, to begin with."""
     keep_values: bool = False
@@ -145,36 +147,22 @@ class Simulation:
 
     def _enqueue(self, flight: Flight) -> None:
         router = self._world.routers[flight.pd]
-        seconds, gbit, uncached, _ = self._predicted(flight, router)
-        job = Job(flight.number, flight.at, uncached, seconds, gbit)
+        seen = router.predict(flight)
+        job = Job(flight.number, flight.at, flight.tokens - seen.cached[LOCAL], seen.seconds, seen.gbit)
         flight.job = job
         router.waiting[flight.number] = flight
         router.queue.add(job, router.state(self._loop.now))
         self._dispatch(router)
 
-    @staticmethod
-    def _predicted(flight: Flight, router: Router) -> tuple[list[float], list[float], float, Sequence[float]]:
-        """By place: prefill seconds and Gbit; what is uncached in the PD pool; and what is cached, by place."""
-        tokens, stations = flight.tokens, router.stations
-        cached: Sequence[float]
-        local = stations[LOCAL].cache
-        if flight.blocks and local is not None:
-            hits = [s.cache.look(flight.blocks, int(tokens)) if s.cache else MISS for s in stations]
-            cached, rows = [hit.reusable for hit in hits], float(hits[LOCAL].rows)
-        else:
-            cached, rows = [flight.cached] * len(stations), flight.cached
-        seconds = [s.prefill_seconds(tokens, x) for s, x in zip(stations, cached, strict=True)]
-        gbit = [s.gbit(tokens - rows) for s in stations]
-        for place in range(1, len(stations)):
-            if not router.enabled[place] or flight.leave >= router.links[place - 1].allowance:
-                seconds[place] = math.inf
-        return seconds, gbit, tokens - cached[LOCAL], cached
-
     def _dispatch(self, router: Router) -> None:
         """Start what can start."""
         queue = router.queue
-        while router.waiting and router.decoders.slots > 0:
-            start = queue.next(router.state(self._loop.now))
+        after = self._options.slots == "after"
+        while router.waiting and (after or router.decoders.slots > 0):
+            state = router.state(self._loop.now)
+            if after:
+                state.slots = len(router.waiting)
+            start = queue.next(state)
             if start is None:
                 return
             self._start(router, router.waiting.pop(start.job.key), start.job, start.place)
@@ -184,12 +172,13 @@ class Simulation:
         station = router.stations[place]
         took, gbit, cached = job.seconds[place], job.gbit[place], flight.cached
         if flight.blocks:  # what was cached when it came may have gone, or more may be there
-            seconds, gbits, _, hits = self._predicted(flight, router)
-            took, gbit, cached = seconds[place], gbits[place], hits[place]
+            seen = router.predict(flight)
+            took, gbit, cached = seen.seconds[place], seen.gbit[place], seen.cached[place]
         flight.job = None
         flight.place, flight.started = place, now
-        flight.decoder = router.decoders.reserve(flight, now)
-        number = station.take(flight, now + took, now)
+        if self._options.slots == "before":
+            flight.decoder = router.decoders.reserve(flight, now)
+        number = station.take(flight, flight.attempt, now + took, now)
         if flight.at >= self._options.warmup:
             self._log.prompt_tokens += flight.tokens
             self._log.prefill_tokens += flight.tokens - cached
@@ -206,7 +195,7 @@ class Simulation:
         self._loop.at(now + took, self._prefilled, flight, flight.attempt, station, number, after)
 
     def _prefilled(self, flight: Flight, attempt: int, station: Station, number: int, gbit: float) -> None:
-        if station.flights.get(number) is not flight:
+        if number not in station.flights:
             return  # the instance has failed
         if station.free(number, self._loop.now):
             self._become_decode(station)
@@ -249,19 +238,30 @@ class Simulation:
         flight.parts -= 1
         if flight.parts:
             return
+        router = self._world.routers[flight.pd]
+        if flight.decoder is None:
+            router.ready.append(flight)
+            self._admit(router)
+        else:
+            self._first_token(flight, router)
+
+    def _admit(self, router: Router) -> None:
+        """Who has his KV cache and waits for a slot gets one."""
+        while router.ready and router.decoders.slots > 0:
+            flight = router.ready.popleft()
+            flight.decoder = router.decoders.reserve(flight, self._loop.now)
+            self._first_token(flight, router)
+
+    def _first_token(self, flight: Flight, router: Router) -> None:
         now = self._loop.now
         flight.first_token = now
-        router = self._world.routers[flight.pd]
         router.queue.first_token(now - flight.at)
         if flight.at >= self._options.warmup:
             self._log.ttft[_class(flight)].append(now - flight.at)
             self._log.waiting.append(flight.started - flight.at)
-        if flight.output <= 0:
-            self._complete(flight)
-            return
-        took = router.decoders.decode(flight)
+        took = router.decoders.decode(flight) if flight.output > 0 else 0.0
         if took is not None:
-            self._loop.at(now + took, self._decoded, flight, attempt)
+            self._loop.at(now + took, self._decoded, flight, flight.attempt)
 
     def _decoded(self, flight: Flight, attempt: int) -> None:
         if flight.attempt == attempt:
@@ -277,6 +277,7 @@ class Simulation:
         router = self._world.routers[flight.pd]
         if router.decoders.release(flight, now):
             self._become_prefill(router)
+        self._admit(router)
         self._dispatch(router)
 
     # What happens from outside
@@ -327,6 +328,7 @@ class Simulation:
 
         def ready() -> None:
             router.decoders.add(self._loop.now)
+            self._admit(router)
             self._dispatch(router)
 
         self._loop.at(self._loop.now + station.startup_seconds, ready)
@@ -344,11 +346,12 @@ class Simulation:
             return
         flight = station.lose(self._loop.now)
         self._loop.at(self._loop.now + change.seconds, self._ready, station)
-        if flight is not None and flight.decoder is not None and flight.first_token < 0:
-            router = self._world.routers[flight.pd]
-            if router.decoders.release(flight, self._loop.now):
-                self._become_prefill(router)
-            self._again(flight)
+        if flight is None:
+            return
+        router = self._world.routers[flight.pd]
+        if flight.decoder is not None and router.decoders.release(flight, self._loop.now):
+            self._become_prefill(router)
+        self._again(flight)
 
     def _lose_decode(self, router: Router, change: Failure) -> None:
         lost = router.decoders.lose(self._loop.now)
@@ -357,6 +360,7 @@ class Simulation:
 
         def ready() -> None:
             router.decoders.add(self._loop.now)
+            self._admit(router)
             self._dispatch(router)
 
         self._loop.at(self._loop.now + change.seconds, ready)

@@ -76,8 +76,8 @@ class Station:
         self.gbit: Curve = kv_curve(profile)
         self.cache = cache
         self.servers = Servers(instances)
-        self.flights: dict[int, Flight] = {}
-        """By busy instance."""
+        self.flights: dict[int, tuple[Flight, int]] = {}
+        """By busy instance: the request, and which attempt of it."""
         self._leaving = 0
         self.busy = Meter()
         self.instances = Meter(instances)
@@ -89,12 +89,12 @@ class Station:
         curve = self.seconds
         return curve(tokens) - curve(cached) + curve(0.0) if cached else curve(tokens)
 
-    def take(self, flight: Flight, end: float, now: float) -> int:
+    def take(self, flight: Flight, attempt: int, end: float, now: float) -> int:
         """An idle instance begins a prefill; returns its number."""
         number = self._idle.pop()
         self.servers.idle -= 1
         self.servers.ends[number] = end
-        self.flights[number] = flight
+        self.flights[number] = (flight, attempt)
         self.busy.add(1, now)
         return number
 
@@ -125,15 +125,15 @@ class Station:
         self.instances.add(1, now)
 
     def lose(self, now: float) -> Flight | None:
-        """One instance fails: a busy one, if there is one; returns what it was doing."""
+        """One instance fails: a busy one, if there is one; returns what it was doing that is still wanted."""
         if self.flights:
             number = min(self.flights)
-            flight = self.flights.pop(number)
+            flight, attempt = self.flights.pop(number)
             del self.servers.ends[number]
             self.busy.add(-1, now)
             self.instances.add(-1, now)
             self._leaving = min(self._leaving, len(self.flights))
-            return flight
+            return flight if flight.attempt == attempt else None
         self._drop_idle(now)
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from prfaas.planner.simulator.loop import Loop
 from prfaas.planner.simulator.sharing import Lane, Line
 from prfaas.planner.simulator.stations import Decoders, Flight, Meter, Station
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
-from prfaas.routing.prefixes import PrefixCache
+from prfaas.routing.prefixes import MISS, PrefixCache
 from prfaas.routing.waiting import LOCAL, Place, Private, Queue, State
 
 Part = tuple[Flight, int, int]
@@ -20,6 +21,18 @@ Part = tuple[Flight, int, int]
 QueueOf = Callable[[PDPool, Sequence[Link]], Queue]
 """The queue of a PD pool's router; place 0 is local, the links follow."""
 CacheOf = Callable[[PrfaaSPool | PDPool], PrefixCache | None]
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What a request would take at each place."""
+
+    seconds: Sequence[float]
+    """Of prefill; inf where it may not go."""
+    gbit: Sequence[float]
+    """To be moved."""
+    cached: Sequence[float]
+    """Tokens that need not be computed."""
 
 
 class Router:
@@ -37,12 +50,31 @@ class Router:
         self.lanes: list[tuple[Line[Part], Lane[Part]] | None] = [None]
         self.enabled = [True]
         self.waiting: dict[int, Flight] = {}
-        """By number."""
+        """For their prefill, by number."""
+        self.ready: deque[Flight] = deque()
+        """For a decode slot, with their KV cache made and moved."""
         self._state = State(0.0, 0, [])
 
     def set_places(self, places: Sequence[Place]) -> None:
         """What its queue may choose from."""
         self._state.places = places
+
+    def predict(self, flight: Flight) -> Prediction:
+        """As the caches are now. Rows that the PD pool holds are not moved again."""
+        tokens, stations = flight.tokens, self.stations
+        cached: Sequence[float]
+        local = stations[LOCAL].cache
+        if flight.blocks and local is not None:
+            hits = [s.cache.look(flight.blocks, int(tokens)) if s.cache else MISS for s in stations]
+            cached, rows = [hit.reusable for hit in hits], float(hits[LOCAL].rows)
+        else:
+            cached, rows = [flight.cached] * len(stations), flight.cached
+        seconds = [s.prefill_seconds(tokens, x) for s, x in zip(stations, cached, strict=True)]
+        gbit = [s.gbit(tokens - rows) for s in stations]
+        for place in range(1, len(stations)):
+            if not self.enabled[place] or flight.leave >= self.links[place - 1].allowance:
+                seconds[place] = math.inf
+        return Prediction(seconds, gbit, cached)
 
     def state(self, now: float) -> State:
         """What its queue is asked with; the same object every time."""
