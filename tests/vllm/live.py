@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.worker.process import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL = "org/model"
@@ -64,14 +65,6 @@ class Server:
             connection.request(method, path, content, sent)
             response = connection.getresponse()
             return Answer(response.status, response.read().decode())
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ import pytest
 
 from tests.facts import facts
 from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, errors
-from tests.vllm.live import MODEL, Answer, Server, free_port, worker
+from tests.vllm.live import MODEL, Answer, Server, worker
+from tests.worker.process import free_port
 
 NO_MODEL = "of another kind of model"
 CONDITIONS = {

@@ -17,8 +17,8 @@ from prfaas.worker.config import WorkerConfig
 from prfaas.worker.faults import parse
 from prfaas.worker.kv.nixl_pull import NixlPull
 from prfaas.worker.oracle import expected_text
+from tests.worker.process import flags, free_port, process, said
 from tests.worker.rig import DECODE, MODEL, PREFILL, PROMPT, Client, config, failed, serving, until
-from tests.worker.test_process import flags, free_port, process, said
 
 PATH, HEADER = "/prfaas/faults", "x-prfaas-fault"
 

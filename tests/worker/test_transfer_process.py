@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from prfaas.worker.oracle import expected_text
-from tests.worker.test_process import flags, free_port, process, said
+from tests.worker.process import flags, free_port, process, said
 
 PROMPT = "Tell me about the sea, and take your time. " * 40
 
