@@ -6,18 +6,16 @@ follows. `docs/engine.md` has them in a table, and each has a test.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import eq
 from typing import Any
 
-from prfaas.api.engine import LEAST_LEASE_SECONDS
 from prfaas.api.labels import PORT_KV
 from prfaas.api.pd_cluster import PDClusterSpec
 from prfaas.api.pool import PoolSpec
-from prfaas.workloads.engines import flags, vllm
+from prfaas.workloads.engines import flags, vllm, vllm_kv_rules
 from prfaas.workloads.engines.base import engine_of, image_name, roles_of
 from prfaas.workloads.engines.findings import (
     Arguments,
@@ -91,8 +89,6 @@ BLOCK_SIZES: Mapping[str, tuple[str, Callable[[int], bool]]] = {
     },
 }
 """Attention backend -> block sizes that it takes."""
-_SAME_CONNECTOR = {"NixlConnector": ("NixlPullConnector",)}
-CONNECTORS = {kind: (name, *_SAME_CONNECTOR.get(name, ())) for kind, name in vllm.CONNECTORS.items()}
 OLDEST = (0, 33)
 _LOOPBACK = re.compile(r"^(localhost|127\..*|::1|0\.0\.0\.0|::)?$")
 _ADDRESSES = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP")
@@ -189,9 +185,9 @@ def _flag(spec: PoolSpec, arguments: Arguments, reading: flags.Reading, given: G
     elif given.flag == "--config":
         yield from _config_file(where, given, f"{name}=" in " ".join(arguments.words))
     elif given.flag == "--kv-transfer-config":
-        yield from _kv_transfer(spec, arguments, given)
+        yield from vllm_kv_rules.transfer(spec, arguments, given)
     elif given.flag == "--kv-events-config":
-        yield from _kv_events(where, given)
+        yield from vllm_kv_rules.events(where, given)
     elif given.flag == "--attention-config":
         config = reading.json("--attention-config")
         if isinstance(config, dict) and "backend" in config:
@@ -212,95 +208,6 @@ def _config_file(where: str, given: Given, joined: bool) -> Iterator[Finding]:
         yield Finding(where, "vLLM accepts --config=FILE and does not read the file", "write its flags here")
     else:
         yield warning(where, f"what is in {given.value} is not looked into", "write its flags here")
-
-
-def _kv_transfer(spec: PoolSpec, arguments: Arguments, given: Given) -> Iterator[Finding]:
-    where = arguments.path
-    if given.key is not None:
-        yield Finding(
-            where,
-            f"{given.written} replaces the whole of --kv-transfer-config, connector and role with it: vLLM does not "
-            "merge dotted flags with JSON",
-            "leave it out; spec.engine has connector, transport, lanes and kvLease",
-        )
-        return
-    config = _object(given)
-    if config is None:
-        yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
-        return
-    for role in arguments.roles:
-        yield from _kv_transfer_value(spec, where, role, config)
-
-
-def _kv_transfer_value(spec: PoolSpec, where: str, role: str, config: dict[str, Any]) -> Iterator[Finding]:
-    allowed = CONNECTORS[spec.engine.connector]
-    connector = config.get("kv_connector")
-    if connector not in allowed:
-        reports = " (vllm #52617)" if "LMCache" in str(connector) else ""
-        yield Finding(
-            where,
-            f"kv_connector is {connector!r}, and spec.engine.connector {spec.engine.connector} means {allowed[0]}: "
-            f"other connectors have no part in prefill and decode here, or lose hybrid models{reports}",
-            "leave --kv-transfer-config out",
-        )
-    if config.get("kv_role") != vllm.KV_ROLES[role]:
-        yield Finding(
-            where,
-            f"kv_role is {config.get('kv_role')!r}, and for {role} it is {vllm.KV_ROLES[role]!r} (vllm #33702)",
-            "write it under spec.roles, each role with its own, or leave --kv-transfer-config out",
-        )
-    extra = config.get("kv_connector_extra_config")
-    extra = extra if isinstance(extra, dict) else {}
-    if extra.get("enforce_handshake_compat") is False:
-        yield Finding(
-            where,
-            "enforce_handshake_compat is false: instances that differ would read each other's KV cache, and answer "
-            "with wrong text and status 200 (vllm #53912, local-inference-lab/vllm #402)",
-            "leave it out",
-        )
-    lease = extra.get("kv_lease_duration", vllm.KV_LEASE_SECONDS)
-    if not isinstance(lease, int) or lease < LEAST_LEASE_SECONDS:
-        yield Finding(
-            where,
-            f"kv_lease_duration is {lease!r}: KV cache could be freed and used again while a decode instance still "
-            "reads it, which answers with wrong text and status 200 (aws-do-eks #84)",
-            f"at least {LEAST_LEASE_SECONDS}; spec.engine.kvLease sets it",
-        )
-    if config.get("kv_load_failure_policy", "fail") != "fail":
-        yield warning(
-            where,
-            "kv_load_failure_policy recompute makes decode instances prefill long prompts whose KV cache was lost",
-            "leave it out: the router tries again where that helps",
-        )
-
-
-def _kv_events(where: str, given: Given) -> Iterator[Finding]:
-    if given.key is not None:
-        yield Finding(
-            where,
-            f"{given.written} replaces the whole of --kv-events-config, and vLLM reads a value such as 5 as a number",
-            "write --kv-events-config as one JSON value, with spec.engine.kvEvents false",
-        )
-        return
-    config = _object(given)
-    if config is None:
-        yield Finding(where, f"{given.written} is not a JSON object", "leave it out, or write one")
-        return
-    endpoint = str(config.get("endpoint", "tcp://*:5557"))
-    if "*" not in endpoint and "::" not in endpoint and not endpoint.startswith(("ipc://", "inproc://")):
-        yield Finding(
-            where,
-            f"the endpoint {endpoint} has neither * nor ::, so the engine connects to it instead of listening",
-            "write tcp://*:PORT",
-        )
-
-
-def _object(given: Given) -> dict[str, Any] | None:
-    try:
-        found = json.loads(given.value or "")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _unwise(spec: PoolSpec, where: str, given: Given) -> Iterator[Finding]:
