@@ -72,6 +72,10 @@ def test_the_documentation_has_all_wrong_specs_and_says_what_they_are_told() -> 
             {"engine": {"image": "r.example/vllm:v0.34.1", "kvCacheDtype": "float7"}},
             "spec.engine.kvCacheDtype: vLLM 0.33 does not know float7",
         ),
+        (
+            {"engine": {"lanes": 1}},
+            "spec.engine.lanes: one TCP connection does not fill a fast line (vllm #52607, #26382;",
+        ),
         ({"engine": {"parallelism": {"pipeline": 2}}}, "vLLM refuses pipeline stages with NIXL for hybrid models"),
         (
             {"engine": {"env": [{"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": "5700"}]}},

@@ -300,6 +300,12 @@ def _block_size(spec: PoolSpec, shape: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _layers(spec: PoolSpec) -> Iterator[Finding]:
     engine = spec.engine
+    if engine.lanes == 1:
+        yield warning(
+            "spec.engine.lanes",
+            "one TCP connection does not fill a fast line (vllm #52607, #26382; openucx #10854)",
+            "4 or more, or leave it out",
+        )
     if engine.parallelism.pipeline > 1 and engine.connector == "Nixl":
         where = "spec.engine.parallelism.pipeline"
         if isinstance(spec, PDClusterSpec):
