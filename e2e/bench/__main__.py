@@ -20,6 +20,7 @@ BENCHES = {
     "router": ["-m", "e2e.bench.router"],
     "datacenters": ["-m", "e2e.bench.datacenters"],
     "planner": ["-m", "e2e.bench.planner"],
+    "queueing": ["-m", "e2e.bench.queueing", "--rates", "2.90", "--seeds", "4", "--requests", "60000"],
 }
 
 

@@ -3,9 +3,9 @@
     arrival -> queue of the PD pool -> [slot free, instance free] prefill -> transfer -> first token -> decode -> done
 
 A decode slot is reserved before the prefill starts and held to the last token; with `slots` "after" it is taken when
-the KV cache has come, and who finds none waits for one, first come, first served. A prefill instance is free as soon as its
-prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets `rdma_gbps`.
-With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state
+the KV cache has come, and who finds none waits for one, first come, first served. A prefill instance is free as soon
+as its prefill ends, while the transfer goes on. Over a link the transfer shares the line; within a pool it gets
+`rdma_gbps`. With `overlap` the rows of full attention cross while the prefill still runs, and only the recurrent state
 comes after it; without it, as in vLLM's NIXL connector, everything is moved when the prefill is done.
 
 Prefix caches, where the requests name their blocks: one per pool. What a pool prefills it keeps, rows and states; what
@@ -15,6 +15,7 @@ threshold is compared with the length that is uncached in the PD pool.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,8 +149,8 @@ class Simulation:
     def _enqueue(self, flight: Flight) -> None:
         router = self._world.routers[flight.pd]
         seen = router.predict(flight)
-        job = Job(flight.number, flight.at, flight.tokens - seen.cached[LOCAL], seen.seconds, seen.gbit)
-        flight.job = job
+        seconds = [took if router.may_go(flight, place) else math.inf for place, took in enumerate(seen.seconds)]
+        job = Job(flight.number, flight.at, flight.tokens - seen.cached[LOCAL], seconds, seen.gbit)
         router.waiting[flight.number] = flight
         router.queue.add(job, router.state(self._loop.now))
         self._dispatch(router)
@@ -174,7 +175,6 @@ class Simulation:
         if flight.blocks:  # what was cached when it came may have gone, or more may be there
             seen = router.predict(flight)
             took, gbit, cached = seen.seconds[place], seen.gbit[place], seen.cached[place]
-        flight.job = None
         flight.place, flight.started = place, now
         if self._options.slots == "before":
             flight.decoder = router.decoders.reserve(flight, now)

@@ -11,7 +11,7 @@ from prfaas.planner.simulator.loop import Loop
 from prfaas.planner.simulator.sharing import Batch
 from prfaas.planner.topology import kv_curve, seconds_curve
 from prfaas.routing.prefixes import PrefixCache
-from prfaas.routing.waiting import Job, Servers
+from prfaas.routing.waiting import Servers
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,6 @@ class Flight:
     attempt: int = 0
     """Goes up when an instance under it fails; events of an earlier attempt do nothing."""
     place: int = 0
-    job: Job | None = None
     decoder: Decoder | None = None
     started: float = 0.0
     first_token: float = -1.0

@@ -28,7 +28,7 @@ class Prediction:
     """What a request would take at each place."""
 
     seconds: Sequence[float]
-    """Of prefill; inf where it may not go."""
+    """Of prefill."""
     gbit: Sequence[float]
     """To be moved."""
     cached: Sequence[float]
@@ -71,10 +71,11 @@ class Router:
             cached, rows = [flight.cached] * len(stations), flight.cached
         seconds = [s.prefill_seconds(tokens, x) for s, x in zip(stations, cached, strict=True)]
         gbit = [s.gbit(tokens - rows) for s in stations]
-        for place in range(1, len(stations)):
-            if not self.enabled[place] or flight.leave >= self.links[place - 1].allowance:
-                seconds[place] = math.inf
         return Prediction(seconds, gbit, cached)
+
+    def may_go(self, flight: Flight, place: int) -> bool:
+        """The link is in use, and open to this request (residency)."""
+        return place == LOCAL or (self.enabled[place] and flight.leave < self.links[place - 1].allowance)
 
     def state(self, now: float) -> State:
         """What its queue is asked with; the same object every time."""
