@@ -18,7 +18,7 @@ from prfaas.routing.waiting import Queue
 from tests.planner.simulator.worlds import profile, setting, topology
 
 NAMES = ("plain", "spill", "steal", "triage")
-MOMENTS = st.floats(0, 60)
+MOMENTS = st.floats(0, 12)
 ARRIVALS = st.lists(st.tuples(MOMENTS, st.integers(1, 6000), st.integers(0, 400), st.integers(0, 3)), max_size=25)
 CHANGES: st.SearchStrategy[list[Change]] = st.lists(
     st.one_of(
