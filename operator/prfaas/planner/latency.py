@@ -91,7 +91,7 @@ def zero_load(model: Model, parts: Sequence[Part]) -> Latency:
 def under_load(model: Model, setting: Setting, rate: float) -> Latency | None:
     """TTFT at `rate` requests/s in all, seconds; None where a queue would grow for ever."""
     rows = _rows(model, setting, rate, POINTS)
-    if rows is None:
+    if not rows:
         return None
     total = sum(mass for _, mass, _, _ in rows)
     mean = sum(mass * (base + one.mean + two.mean) for base, mass, one, two in rows) / total
@@ -101,7 +101,7 @@ def under_load(model: Model, setting: Setting, rate: float) -> Latency | None:
 def p90_under_load(model: Model, setting: Setting, rate: float) -> float:
     """The P90 alone, on a quarter of the lengths: for search. inf where a queue would grow for ever."""
     rows = _rows(model, setting, rate, POINTS // 4)
-    if rows is None:
+    if not rows:
         return math.inf
     return _loaded_quantile(rows, sum(mass for _, mass, _, _ in rows), 0.9, steps=17)
 
@@ -218,6 +218,8 @@ def _bases(model: Model, part: Part, gbps: float, points: int) -> list[tuple[flo
 
 def _quantile(bases: Sequence[tuple[float, float]], q: float) -> float:
     """The q-quantile of sorted (value, mass), between neighbours by a straight line."""
+    if not bases:
+        return 0.0
     goal = q * sum(mass for _, mass in bases)
     below, last = 0.0, bases[0][0]
     for value, mass in bases:

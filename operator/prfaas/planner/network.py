@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from prfaas.planner.errors import PlanError
 from prfaas.planner.relaxation import Box, Relaxation, Relaxed, resource_of, supporting_lines
 from prfaas.planner.setting import Setting, Split
 from prfaas.planner.simplex import LinearProgram
@@ -51,7 +52,15 @@ class Found:
 
 
 def search(model: Model, gap: float = GAP) -> Found:
-    """The best setting for the model's topology, within `gap` of the bound unless `NODES` boxes do not suffice."""
+    """The best setting for the model's topology, within `gap` of the bound unless `NODES` boxes do not suffice.
+
+    Raises PlanError where no PD pool with demand has an instance, or one with demand has none.
+    """
+    for pd in model.topology.pd:
+        if pd.demand and not pd.instances:
+            raise PlanError(f"pd.{pd.name}.instances", "there is demand, but no instance")
+    if not any(pd.instances and pd.demand != 0 for pd in model.topology.pd):
+        raise PlanError("topology", "serves nothing: no PD pool with demand has an instance")
     if model.service_time == "mean":
         return _branch(Relaxation(model), gap, [], NODES)
     best: Found | None = None
@@ -100,7 +109,7 @@ def _branch(relaxation: Relaxation, gap: float, known: list[Setting], nodes: int
     while queue:
         negative, _, box, relaxed = heapq.heappop(queue)
         best = max((rate for rate, _ in tried.values()), default=0.0)
-        if -negative <= best * (1 + gap) or serial >= nodes:
+        if tried and (-negative <= best * (1 + gap) or serial >= nodes):
             heapq.heappush(queue, (negative, serial + 1, box, relaxed))
             break
         children = _children(box, relaxed, groups)
@@ -172,8 +181,8 @@ def _exchanged(model: Model, setting: Setting) -> Iterator[Setting]:
         mine = [link.name for link in model.topology.links_of(pd.name) if link.name in setting.thresholds]
         for one, other in pairwise(sorted(mine, key=lambda name: setting.thresholds[name])):
             cuts = {one: setting.thresholds[other], other: setting.thresholds[one]}
-            held = {name: _held(model, name, t) for name, t in cuts.items()}
-            yield replace(setting, thresholds={**setting.thresholds, **held})
+            cuts = {name: held(model, name, t) for name, t in cuts.items()}
+            yield replace(setting, thresholds={**setting.thresholds, **cuts})
 
 
 def _whole(box: Box, name: str, value: float) -> int:
@@ -193,7 +202,7 @@ def _setting(model: Model, relaxed: Relaxed, splits: Mapping[str, int]) -> Setti
         for place in reversed(row):
             above += masses[place] / allowed[place]
             cut = model.workload.quantile(max(0.0, 1 - above)) if above < 1 - 1e-9 else 0.0
-            thresholds[place] = _held(model, place, cut)
+            thresholds[place] = held(model, place, cut)
         for link in model.topology.links_of(pd.name):
             if link.max_threshold is not None and link.name not in thresholds:
                 thresholds[link.name] = link.max_threshold
@@ -243,7 +252,7 @@ def _step(relaxation: Relaxation, setting: Setting, rate: float, reach: float) -
     thresholds = {name: float(t) for name, t in setting.thresholds.items()}
     for cut, width, column in step.moves:
         thresholds[cut] += width * values[column]
-    whole = {name: _held(relaxation.model, name, t) for name, t in thresholds.items()}
+    whole = {name: held(relaxation.model, name, t) for name, t in thresholds.items()}
     shares = dict(setting.shares)
     total = sum(values[column] for column in step.rates)
     if len(step.rates) == len(step.pools) and total > 0:
@@ -290,7 +299,7 @@ class _Step:
         return {i: rate * need[n] / self.capacity[n] for i, n in enumerate(self.names) if need.get(n)}
 
 
-def _held(model: Model, link: str, threshold: float) -> int:
+def held(model: Model, link: str, threshold: float) -> int:
     """The threshold within the link's own bounds."""
     found = next(each for each in model.topology.links if each.name == link)
     most = math.ceil(model.workload.longest) if found.max_threshold is None else found.max_threshold

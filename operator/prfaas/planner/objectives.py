@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from prfaas.planner.errors import PlanError
 from prfaas.planner.latency import p90_under_load
-from prfaas.planner.network import search
+from prfaas.planner.network import held, search
 from prfaas.planner.setting import Objective, Setting
 from prfaas.planner.single import Pair, first
 from prfaas.planner.throughput import Model
@@ -90,11 +90,14 @@ def _fastest_of_pair(pair: Pair, rate: float) -> tuple[float, Setting] | None:
         def p90(setting: Setting) -> float:
             return p90_under_load(pair.model, setting, rate)
 
-        found.append((p90(local), choice.prefill, local))
-        if pair.link is None or pair.instances == 0:
+        link = pair.link
+        if link is None or link.max_threshold is None:
+            found.append((p90(local), choice.prefill, local))
+        if link is None or pair.instances == 0:
             continue
-        low = first(0, pair.longest, lambda t: pair.out(t) > rate)
-        high = first(low, pair.longest, lambda t, np=choice.prefill: np * pair.home(t) <= rate)  # type: ignore[misc]
+        most = pair.longest if link.max_threshold is None else max(link.min_threshold, link.max_threshold)
+        low = first(link.min_threshold, max(link.min_threshold, most), lambda t: pair.out(t) > rate)
+        high = first(low, max(low, most), lambda t, np=choice.prefill: np * pair.home(t) <= rate)  # type: ignore[misc]
         t = _lowest(lambda t, np=choice.prefill: p90(pair.setting(np, t)), low, high)  # type: ignore[misc]
         setting = pair.setting(choice.prefill, t)
         found.append((p90(setting), choice.prefill, setting))
@@ -121,7 +124,8 @@ def _lowest(value: Callable[[int], float], low: int, high: int) -> int:
 def _scaled(model: Model, best: Setting, rate: float) -> Setting:
     found = []
     for factor in (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0):
-        setting = replace(best, thresholds={name: round(t * factor) for name, t in best.thresholds.items()})
+        cuts = {name: held(model, name, t * factor) for name, t in best.thresholds.items()}
+        setting = replace(best, thresholds=cuts)
         found.append((p90_under_load(model, setting, rate), abs(factor - 1), setting))
     return min(found, key=lambda each: each[:2])[2]
 
@@ -151,7 +155,10 @@ def _with(model: Model, topology: Topology, name: str, count: int) -> Model:
 
 
 def _serves(model: Model, objective: Objective, rate: float) -> Setting | None:
-    found = search(model)
+    try:
+        found = search(model)
+    except PlanError:
+        return None  # too few instances for any split
     if found.rate <= rate:
         return None
     if objective.ttft_p90_seconds is None:

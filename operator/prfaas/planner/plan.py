@@ -72,11 +72,6 @@ class _Best:
 def plan(workload: Workload, topology: Topology, objective: Objective, present: Setting | None = None) -> Plan:
     """The best setting for a workload on what there is. Raises PlanError for what cannot be planned."""
     model = Model(workload, topology, objective.service_time)
-    if not any(pd.instances for pd in topology.pd):
-        raise PlanError("topology", "serves nothing: no PD pool has an instance")
-    for index, pd in enumerate(topology.pd):
-        if pd.demand and not pd.instances:
-            raise PlanError(f"pd[{index}].instances", f"there is demand on {pd.name}, but it has no instances")
     pair = pair_of(model)
     staying = _fits(model, present)
     best = _of_pair(pair, staying) if pair is not None else _of_many(model, staying)

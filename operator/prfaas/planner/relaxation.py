@@ -18,14 +18,14 @@ The larger side of the two is the sum over the pools' shares where the demand of
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 from prfaas.planner.curve import Curve, Polynomial, constant, evaluate, line, roots
 from prfaas.planner.simplex import LinearProgram
 from prfaas.planner.throughput import Model
-from prfaas.planner.topology import PDPool, PrfaaSPool, kv_curve, seconds_curve
+from prfaas.planner.topology import Link, PDPool, PrfaaSPool, kv_curve, seconds_curve
 from prfaas.planner.workload import Segment
 
 ROUNDS = 200
@@ -137,31 +137,47 @@ class Relaxation:
         if alike:
             segments = (Segment(segments[0].lo, segments[-1].hi, 1.0, segments[0].cached),)
         for weight, links in self.model.populations(pd):
-            places: list[tuple[str | None, PrfaaSPool | PDPool, str]] = [(None, pd, "")]
-            places += [(link.name, topology.pool(link.prfaas), f"line/{link.line_name}") for link in links]
-            if only is not None:
-                places = [each for each in places if each[0] in only] or places[:1]
+            below = -1.0
             for segment in segments:
-                costs = []
-                for _, pool, line_name in places:
-                    cost = self.cost(pool, segment).times(prices.get(resource_of(pool), 0.0))
-                    if line_name and (price := prices.get(line_name, 0.0)) > 0:
-                        cost = cost.plus(kv_curve(pool.profile).times(price))
-                    costs.append(cost)
-                low = -1.0 if segment is segments[0] else segment.lo
-                for lo, hi, index in envelope(costs, low, segment.hi, at_zero=segment.lo):
-                    name, pool, line_name = places[index]
-                    seconds = weight * self.seconds(pool, lo, hi)
-                    key = resource_of(pool)
-                    way.need[key] = way.need.get(key, 0.0) + seconds
-                    total += prices.get(key, 0.0) * seconds
-                    way.masses[name] = way.masses.get(name, 0.0) + weight * self.model.count(lo, hi)
-                    way.tokens[name] = way.tokens.get(name, 0.0) + weight * self.model.tokens(lo, hi)
-                    if line_name:
-                        bits = weight * self.model.gbit(pool).over(lo, hi)
-                        way.need[line_name] = way.need.get(line_name, 0.0) + bits
-                        total += prices.get(line_name, 0.0) * bits
+                for low, high, there in _ranges(links, below, segment.hi):
+                    if only is not None:
+                        there = tuple(each for each in there if (each and each.name) in only) or there[:1]
+                    places = [(link, pd if link is None else topology.pool(link.prfaas)) for link in there]
+                    costs = [self._priced(pool, segment, link, prices) for link, pool in places]
+                    for lo, hi, index in envelope(costs, low, high, at_zero=segment.lo):
+                        total += self._assign(way, weight, *places[index], lo, hi, prices)
+                below = segment.hi
         return total, way
+
+    def _priced(
+        self, pool: PrfaaSPool | PDPool, segment: Segment, link: Link | None, prices: Mapping[str, float]
+    ) -> Curve:
+        """pi T(l) + beta S(l)."""
+        cost = self.cost(pool, segment).times(prices.get(resource_of(pool), 0.0))
+        if link is not None and (price := prices.get(f"line/{link.line_name}", 0.0)) > 0:
+            cost = cost.plus(kv_curve(pool.profile).times(price))
+        return cost
+
+    def _assign(
+        self,
+        way: Way,
+        weight: float,
+        link: Link | None,
+        pool: PrfaaSPool | PDPool,
+        lo: float,
+        hi: float,
+        prices: Mapping[str, float],
+    ) -> float:
+        """Send lengths in (lo, hi] there, and say what that costs."""
+        name = None if link is None else link.name
+        way.masses[name] = way.masses.get(name, 0.0) + weight * self.model.count(lo, hi)
+        way.tokens[name] = way.tokens.get(name, 0.0) + weight * self.model.tokens(lo, hi)
+        need = {resource_of(pool): weight * self.seconds(pool, lo, hi)}
+        if link is not None:
+            need[f"line/{link.line_name}"] = weight * self.model.gbit(pool).over(lo, hi)
+        for key, amount in need.items():
+            way.need[key] = way.need.get(key, 0.0) + amount
+        return sum(prices.get(key, 0.0) * amount for key, amount in need.items())
 
 
 class _Master:
@@ -272,6 +288,21 @@ class _Master:
                 tokens[name] = {place: each / rate for place, each in tokens[name].items()}
         prefill = {pd.name: self.box.low[pd.name] + values[self.moves[pd.name]] for pd in self.pools}
         return Relaxed(bound * self.unit, prefill, rates, masses, tokens)
+
+
+def _ranges(links: Sequence[Link], lo: float, hi: float) -> Iterator[tuple[float, float, tuple[Link | None, ...]]]:
+    """(lo, hi] cut where a link's bounds begin or end, each part with the places that some threshold can send it to.
+
+    At or below a link's lowest threshold nothing goes over it; above its highest, something else than local happens.
+    """
+    bounds = {float(b) for link in links for b in (link.min_threshold, link.max_threshold) if b is not None}
+    edges = [lo, *sorted(b for b in bounds if lo < b < hi), hi]
+    for a, b in pairwise(edges):
+        over = [link for link in links if link.min_threshold <= a or link.min_threshold <= 0]
+        forced = any(
+            link.max_threshold is not None and max(link.max_threshold, link.min_threshold) <= a for link in links
+        )
+        yield a, b, tuple(over) if forced else (None, *over)
 
 
 def resource_of(pool: PrfaaSPool | PDPool) -> str:

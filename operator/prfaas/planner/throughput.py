@@ -57,8 +57,9 @@ class Loads:
 
     @cached_property
     def lambda_max(self) -> float:
-        """Highest rate, requests/s."""
-        return min((_ratio(self.capacity[name], need) for name, need in self.need.items()), default=0.0)
+        """Highest rate, requests/s; 0 for a setting that sends no request anywhere."""
+        rate = min((_ratio(self.capacity[name], need) for name, need in self.need.items()), default=0.0)
+        return rate if math.isfinite(rate) else 0.0
 
     @property
     def bottleneck(self) -> str:
