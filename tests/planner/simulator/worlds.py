@@ -77,7 +77,7 @@ def times(result: Result) -> list[float]:
 
 
 def of_paper(name: str, threshold: float = T) -> QueueOf:
-    """The queues of the case study, as routing_study has them: D1 from 6 s to 30 s."""
+    """The queues of the case study, set as in tests/data/queue_disciplines.json: D1 from 6 s to 30 s."""
 
     def queue_of(pd: PDPool, links: Sequence[Link]) -> Queue:
         home = ByThreshold([None, *(threshold for _ in links)])
