@@ -207,12 +207,19 @@ def _setting(model: Model, relaxed: Relaxed, splits: Mapping[str, int]) -> Setti
             if link.max_threshold is not None and link.name not in thresholds:
                 thresholds[link.name] = link.max_threshold
     return Setting(
-        {pd.name: Split(splits.get(pd.name, 0), pd.instances - splits.get(pd.name, 0)) for pd in model.topology.pd},
+        {pd.name: _split(pd, splits.get(pd.name)) for pd in model.topology.pd},
         thresholds,
         {name: rate / total for name, rate in relaxed.rates.items()}
         if total > 0
         else dict.fromkeys(relaxed.rates, 0.0),
     )
+
+
+def _split(pd: PDPool, prefill: int | None) -> Split:
+    """Of `prefill` instances; of the fewest where nothing comes to the pool."""
+    if prefill is None:
+        prefill = pd.splits()[0] if pd.instances else 0
+    return Split(prefill, pd.instances - prefill)
 
 
 def climb(relaxation: Relaxation, setting: Setting) -> tuple[Setting, float]:
