@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
-from prfaas.planner.curve import Curve, Polynomial, constant, evaluate, line, roots
+from prfaas.planner.curve import Curve, Polynomial, evaluate, line, roots
 from prfaas.planner.simplex import LinearProgram
 from prfaas.planner.throughput import Model
 from prfaas.planner.topology import Link, PDPool, PrfaaSPool, kv_curve, seconds_curve
@@ -354,10 +354,21 @@ def supporting_lines(model: Model, means: Mapping[str, float]) -> dict[str, Curv
     for pool in pools:
         at = min(max(means.get(resource_of(pool), model.workload.mean()), lo), hi)
         curve = model.curve(pool)
-        found[resource_of(pool)] = (
-            curve.supporting_line(at, lo, hi) if hi > lo else constant(curve(lo)).plus(line(0, 0))
-        )
+        found[resource_of(pool)] = _line_below(curve, at, lo, hi)
     return found
+
+
+def _line_below(curve: Curve, at: float, lo: float, hi: float) -> Curve:
+    """A line that touches the curve from below at `at`, or as near to it as leaves the shortest prompts some cost.
+
+    A line that is negative there would make a class of short prompts a gain, and the linear program has no bound then.
+    """
+    while at - lo > 1:
+        found = curve.supporting_line(at, lo, hi)
+        if found(lo) > 0.01 * curve(lo):
+            return found
+        at = lo + (at - lo) / 2
+    return line(curve(lo), 0.0)
 
 
 def _piece(cost: Curve, start: float) -> Polynomial:
