@@ -87,8 +87,8 @@ test: toolchain clients lint ## everything that must pass: lint, types, contract
 	@$(PYTEST) tests e2e/scenarios -m "not long" --durations=30
 
 .PHONY: test-unit
-test-unit: venv ## pure tests only: no cluster, no API server, no third-party client
-	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not clients and not long"
+test-unit: venv ## what is quick: no cluster, no API server, no third-party client, no process of ours; under a minute
+	@$(PYTEST) tests -m "not apiserver and not envoy and not datacenters and not clients and not slow and not long"
 
 .PHONY: test-long
 test-long: toolchain clients lint ## chaos, soaks and benches besides; results go to docs/results/

@@ -18,6 +18,8 @@ from prfaas.cli.main import main
 from prfaas.fetch.download import CHUNK
 from prfaas.fetch.run import FILES_AT_A_TIME
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MEGABYTES = 6.0
 IN_FLIGHT = FILES_AT_A_TIME * (CHUNK + 2 * 1024 * 1024)

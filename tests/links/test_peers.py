@@ -22,6 +22,8 @@ from prfaas.links.registry import PeerRegistry
 from tests.kube.fake_server import FakeServer, hang, plain_client, serving, status, stream
 from tests.links.build import KEY, published, spec
 
+pytestmark = pytest.mark.slow
+
 TIMES = WatchTimes(server=30, inactivity=0.5, first_retry=0.02, longest_retry=0.1)
 LOCAL = spec(local_source=True)
 OTHER = Key(KEY.api_version, KEY.kind, "prfaas", "other")

@@ -16,6 +16,8 @@ from tests.vllm.coverage import ENTRIES, LEAST, MEASURED, coverage, errors
 from tests.vllm.live import MODEL, Answer, Server, worker
 from tests.worker.process import free_port
 
+pytestmark = pytest.mark.slow
+
 NO_MODEL = "of another kind of model"
 CONDITIONS = {
     # the facts' condition: whether the process below meets it, or no worker can

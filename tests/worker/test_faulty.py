@@ -20,6 +20,8 @@ from prfaas.worker.oracle import expected_text
 from tests.worker.process import flags, free_port, process, said
 from tests.worker.rig import DECODE, MODEL, PREFILL, PROMPT, Client, config, failed, serving, until
 
+pytestmark = pytest.mark.slow
+
 PATH, HEADER = "/prfaas/faults", "x-prfaas-fault"
 
 

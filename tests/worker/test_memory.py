@@ -12,6 +12,8 @@ import pytest
 
 from tests.worker.rig import ManualClock, config, serving, until
 
+pytestmark = pytest.mark.slow
+
 LONG = "word" * 200_000
 CHAT = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9}
 

@@ -15,6 +15,8 @@ from prfaas.cli.main import main
 from prfaas.worker.oracle import expected_text
 from tests.worker.process import flags, free_pair, free_port, process, said
 
+pytestmark = pytest.mark.slow
+
 
 async def test_serves_then_drains_on_sigterm(tmp_path: Path) -> None:
     port = free_port()

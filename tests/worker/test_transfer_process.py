@@ -15,6 +15,8 @@ import pytest
 from prfaas.worker.oracle import expected_text
 from tests.worker.process import flags, free_port, process, said
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Tell me about the sea, and take your time. " * 40
 
 
