@@ -123,6 +123,7 @@ def check(seed: int, pools: int) -> None:
     assert max(found.expected.utilisation.values()) <= 1 + 1e-6
     assert 0 < found.expected.lambda_max <= found.bound * (1 + 1e-9)
     assert -1e-9 <= found.gap <= 1
+    assert min(found.sensitivities.per_instance.values()) >= 0
 
 
 @pytest.mark.parametrize("seeds", [range(i, i + 10) for i in range(0, 60, 10)], ids=lambda seeds: f"from {seeds[0]}")

@@ -92,6 +92,25 @@ def test_sensitivities_are_what_planning_anew_brings() -> None:
     assert narrow.sensitivities.per_gbps["link:east"] == pytest.approx(wider - narrow.expected.lambda_max)
 
 
+def test_sensitivities_of_several_pools_are_planned_anew_too() -> None:
+    on = Topology(
+        (PrfaaSPool("a", H200, 2),),
+        (PDPool("x", H20, 4), PDPool("y", H20, 3, max_prefill=1, max_decode=2)),
+        tuple(Link("a" + q, "a", q, 30.0) for q in "xy"),
+    )
+    found = plan(workload(), on, Objective())
+    more = plan(workload(), replace(on, prfaas=(PrfaaSPool("a", H200, 3),)), Objective())
+    gained = more.expected.lambda_max - found.expected.lambda_max
+    assert found.sensitivities.per_instance["a"] == pytest.approx(gained)
+    assert found.sensitivities.per_instance["y"] == 0, "its bounds leave no role for a fourth instance"
+    many = Topology(
+        (PrfaaSPool("a", H200, 60),),
+        (PDPool("x", H20, 60), PDPool("y", H20, 60)),
+        tuple(Link("a" + q, "a", q, 500.0) for q in "xy"),
+    )
+    assert plan(workload(), many, Objective()).sensitivities.per_instance["a"] > 0.1, "by prices"
+
+
 def test_a_reason_names_numbers_and_the_bottleneck() -> None:
     found = plan(workload(), topology(gbps=7.5), PAPER_TIMES)
     assert found.reason == (

@@ -7,8 +7,10 @@ it is kept: nothing is moved for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from prfaas.planner.baselines import Baseline, pair_of
 from prfaas.planner.errors import PlanError
@@ -21,6 +23,10 @@ from prfaas.planner.single import SAME, Pair
 from prfaas.planner.throughput import Loads, Model
 from prfaas.planner.topology import Link, Topology
 from prfaas.planner.workload import Workload
+
+FEW = 60
+"""PD instances up to which one more is planned anew; above, one more is little, and the prices of the last linear
+program say what it brings."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,16 @@ class Plan:
     gap: float
     """How far below that the plan may be, as a part of it; 0: proven best."""
     reason: str
-    sensitivities: Sensitivities
     second: Alternative | None
     """The best plan with another split; None: there is no other split."""
     staying: Alternative | None
     """What the present setting would do; None: none was given, or it does not fit what there is."""
+    plan_more: Callable[[], Sensitivities] = field(repr=False, compare=False)
+
+    @cached_property
+    def sensitivities(self) -> Sensitivities:
+        """What one more instance or Gbit/s would add; planned when first asked for, as it takes a plan for each."""
+        return self.plan_more()
 
 
 @dataclass(frozen=True)
@@ -90,9 +101,9 @@ def plan(workload: Workload, topology: Topology, objective: Objective, present: 
         bound=bound,
         gap=1 - expected.lambda_max / bound if objective.goal == "throughput" else 0.0,
         reason=_reason(model, setting, expected, objective),
-        sensitivities=_sensitivities(model, pair, best),
         second=_alternative(model, best.second, expected, objective),
         staying=_alternative(model, staying, expected, objective),
+        plan_more=lambda: _sensitivities(model, best),
     )
 
 
@@ -162,9 +173,9 @@ def _alternative(model: Model, setting: Setting | None, best: Expectation, objec
     return Alternative(setting, expected, 1 - expected.lambda_max / best.lambda_max)
 
 
-def _sensitivities(model: Model, pair: Pair | None, best: _Best) -> Sensitivities:
+def _sensitivities(model: Model, best: _Best) -> Sensitivities:
     topology, setting, rate = model.topology, best.setting, best.rate
-    if pair is not None:
+    if sum(pd.instances for pd in topology.pd) <= FEW:
         return _replanned(model, rate)
     relaxation = Relaxation(model)
     if model.service_time == "representative":
@@ -179,21 +190,27 @@ def _sensitivities(model: Model, pair: Pair | None, best: _Best) -> Sensitivitie
 def _replanned(model: Model, rate: float) -> Sensitivities:
     topology = model.topology
 
-    def gain(changed: Topology) -> float:
-        pair = pair_of(Model(model.workload, changed, model.service_time))
-        best = 0.0 if pair is None else pair.choices()[0].rate
+    def gain(**changes: Any) -> float:
+        try:
+            changed = replace(topology, **changes)
+        except PlanError:
+            return 0.0  # the pool's own bounds leave no role for one more
+        other = Model(model.workload, changed, model.service_time)
+        pair = pair_of(other)
+        best = search(other).rate if pair is None else pair.choices()[0].rate
         return max(0.0, best - rate)
 
     instances = {}
     for index, pool in enumerate(topology.prfaas):
         more = (*topology.prfaas[:index], replace(pool, instances=pool.instances + 1), *topology.prfaas[index + 1 :])
-        instances[pool.name] = gain(replace(topology, prfaas=more))
-    for pd in topology.pd:
-        instances[pd.name] = gain(replace(topology, pd=(replace(pd, instances=pd.instances + 1),)))
+        instances[pool.name] = gain(prfaas=more)
+    for index, pd in enumerate(topology.pd):
+        larger = (*topology.pd[:index], replace(pd, instances=pd.instances + 1), *topology.pd[index + 1 :])
+        instances[pd.name] = gain(pd=larger)
     lines = {}
     for line in topology.lines:
         wider = tuple(widened(link, 1.0) if link.line_name == line else link for link in topology.links)
-        lines[line] = gain(replace(topology, links=wider))
+        lines[line] = gain(links=wider)
     return Sensitivities(instances, lines)
 
 
