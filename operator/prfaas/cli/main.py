@@ -11,7 +11,19 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("crds", "fetch", "link", "operator", "plan", "render", "router", "simulate", "status", "worker")
+COMMANDS = (
+    "calibrate",
+    "crds",
+    "fetch",
+    "link",
+    "operator",
+    "plan",
+    "render",
+    "router",
+    "simulate",
+    "status",
+    "worker",
+)
 
 
 def build_parser(wanted: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
