@@ -30,9 +30,9 @@ def furthest(found: Calibration, truth: Profile) -> float:
 def test_it_recovers_the_shipped_profiles_within_two_percent(
     truth: Profile, seed: int, noise: float, wrong: float
 ) -> None:
-    found = calibrate(samples(truth, seed=seed, noise=noise, wrong=wrong))
+    found = calibrate(samples(truth, seed=seed, count=600, noise=noise, wrong=wrong))
     assert furthest(found, truth) < 0.02
-    assert len(found.left_out) <= 0.2 * 400
+    assert len(found.left_out) <= 0.2 * 600
 
 
 def test_exact_samples_give_the_coefficients_back() -> None:
@@ -40,6 +40,11 @@ def test_exact_samples_give_the_coefficients_back() -> None:
     assert found.fit.coefficients == pytest.approx((0.3647, 0.04379, 7.963e-5), rel=1e-6)
     assert found.fit.floor == pytest.approx(0.44)
     assert calibrate(samples(H20, noise=0)).fit.floor == 0
+
+
+@pytest.mark.parametrize("seed", [117, 134, 197])
+def test_wrong_samples_make_no_floor_where_there_is_none(seed: int) -> None:
+    assert calibrate(samples(H20, seed=seed, wrong=0.1)).fit.floor == 0
 
 
 def test_a_few_long_prompts_are_heard_among_many_short_ones() -> None:

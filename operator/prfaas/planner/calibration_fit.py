@@ -197,6 +197,8 @@ def _relative(m: Measurement, value: float) -> float:
 
 
 def _loss(spreads: float) -> float:
+    """Huber's, capped: else the few wrong measurements would decide between curves, by how far off they are."""
+    spreads = min(spreads, REJECT)
     return spreads * spreads / 2 if spreads <= HUBER else HUBER * (spreads - HUBER / 2)
 
 
