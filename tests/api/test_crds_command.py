@@ -11,6 +11,8 @@ import yaml
 from prfaas.api.crd import files
 from prfaas.cli import crds
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -11,6 +11,8 @@ from prfaas.api.profiles import parse_profile, shipped
 from prfaas.cli.main import main
 from tests.planner.calibration_cases import samples
 
+pytestmark = pytest.mark.slow
+
 H20 = shipped("H20x8")
 HEADER = "tokens,cached,seconds,concurrency,age_seconds,censored,bytes,transfer_seconds"
 

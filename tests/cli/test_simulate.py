@@ -10,6 +10,8 @@ import pytest
 
 from prfaas.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAPER = str(ROOT / "manifests/examples/paper.yaml")
 MOONCAKE = [

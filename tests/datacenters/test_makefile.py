@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")]
 
 
 def make(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,8 @@ from prfaas.fetch.listing import Hash, RemoteFile
 from prfaas.fetch.remote import Patience
 from tests.fetch.bench import HUB, STORE, Fetching, once
 
+pytestmark = pytest.mark.slow
+
 BOTH = pytest.mark.parametrize("source", [HUB, STORE])
 SIZE = sum(map(len, small_model().values()))
 FIRST = "model-00001-of-00002.safetensors"

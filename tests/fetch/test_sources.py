@@ -12,6 +12,8 @@ from e2e.model_source import COMMIT, ModelSource, content, serving, small_model
 from prfaas.api.conditions import FETCH_FAILURES, Reason
 from tests.fetch.bench import HUB, KEYS, STORE, Fetching, once, status
 
+pytestmark = pytest.mark.slow
+
 BOTH = pytest.mark.parametrize("source", [HUB, STORE])
 
 

@@ -18,6 +18,8 @@ from prfaas.kube.kubeconfig import Credentials
 from prfaas.kube.resources import CONFIG_MAP
 from tests.kube.fake_server import FakeServer, config_map, hang, plain_client, serving, status, stream
 
+pytestmark = pytest.mark.slow
+
 TIMES = WatchTimes(server=30, inactivity=0.2, first_retry=0.01, longest_retry=0.05)
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 

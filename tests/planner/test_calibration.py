@@ -14,6 +14,8 @@ from prfaas.planner.calibration import Calibration, Sample, calibrate
 from prfaas.planner.errors import PlanError
 from tests.planner.calibration_cases import samples
 
+pytestmark = pytest.mark.slow
+
 H200, H20 = shipped("H200x8"), shipped("H20x8")
 
 

@@ -27,6 +27,8 @@ from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology, kv_curve
 from prfaas.planner.workload import Workload
 from tests.planner.cases import H20, H200, best, topology, workload
 
+pytestmark = pytest.mark.slow
+
 CPX = shipped("RubinCPXx8")
 
 

@@ -18,6 +18,8 @@ from prfaas.planner.throughput import Model
 from prfaas.planner.topology import PDPool, PrfaaSPool
 from tests.planner.cases import H20, H200, PAPER, PAPER_FILE, best, topology, workload
 
+pytestmark = pytest.mark.slow
+
 PERCENT = 0.01
 
 

@@ -18,6 +18,8 @@ from prfaas.planner.topology import Link, PDPool, PrfaaSPool, Topology
 from prfaas.planner.workload import Bucket, Histogram, Workload
 from tests.planner.cases import H20, H200, best, topology, with_pd, workload
 
+pytestmark = pytest.mark.slow
+
 PAPER_TIMES = Objective(service_time="representative")
 
 

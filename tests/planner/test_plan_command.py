@@ -14,6 +14,8 @@ import yaml
 from prfaas.cli.main import main
 from tests.planner.cases import PAPER_FILE, ROOT
 
+pytestmark = pytest.mark.slow
+
 PLAN = ["plan", "-f", str(PAPER_FILE)]
 
 

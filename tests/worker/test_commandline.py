@@ -17,6 +17,8 @@ from prfaas.worker.commandline.table import table
 from tests.facts import facts
 from tests.worker import tables
 
+pytestmark = pytest.mark.slow
+
 Parsed = Callable[..., argparse.Namespace]
 NIXL = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_producer"})
 

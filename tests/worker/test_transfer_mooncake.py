@@ -16,6 +16,8 @@ from tests.facts import facts
 from tests.worker.relay import flip, relaying
 from tests.worker.rig import MODEL, PROMPT, Client, config, failed, profile, serving, until
 
+pytestmark = pytest.mark.slow
+
 MOONCAKE = {"mode": "mooncake", "bootstrap_port": 0, "abort_seconds": 80_000}
 
 

@@ -22,6 +22,8 @@ from prfaas.workloads.instance import child, revision
 from prfaas.workloads.meta import Owner
 from prfaas.workloads.model import Fetcher, Place
 
+pytestmark = pytest.mark.slow
+
 OWNER = Owner("PrfaaSCluster", "serving", "east", "uid-1")
 FETCHER = Fetcher("registry.example/prfaas:0.1.0", "Always")
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}

@@ -28,6 +28,8 @@ from tests.planner.simulator.worlds import (
     topology,
 )
 
+pytestmark = pytest.mark.slow
+
 HOMOGENEOUS = Topology((), (PDPool("h20", cases.H20, 12),))
 ONE = topology(remote=0, local=2, of=profile(maxBatch=65_536))
 
