@@ -66,7 +66,7 @@ class _Inert(type):
         return typing.Union[cls, other]  # noqa: UP007  # `|` would come back to here
 
     def __ror__(cls, other: Any) -> Any:
-        return typing.Union[other, cls]  # noqa: UP007
+        return typing.Union[other, cls]  # noqa: UP007  # as above
 
 
 class _Nothing:

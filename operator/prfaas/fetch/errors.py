@@ -17,7 +17,7 @@ class FetchError(Exception):
         self.message = message
 
 
-class Transient(FetchError):  # noqa: N818  # what it is
+class Transient(FetchError):  # noqa: N818  # an adjective tells it from the failures that end a fetch
     """It may pass. `retry_after`: seconds for which the server asked, if it did."""
 
     def __init__(self, reason: Reason, message: str, retry_after: float | None = None) -> None:

@@ -17,8 +17,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,20 +205,14 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-class disk:  # noqa: N801  # used as a statement
+@contextmanager
+def disk(root: Path) -> Iterator[None]:
     """Within this block, what the file system refuses is a FetchError."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
+    try:
+        yield
+    except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text = f"the disk is full at {self._root}; make room, or keep the model elsewhere"
+            text = f"the disk is full at {root}; make room, or keep the model elsewhere"
             raise FetchError(Reason.DISK_FULL, text) from error
-        text = f"cannot write below {self._root}: {error.strerror or error}"
+        text = f"cannot write below {root}: {error.strerror or error}"
         raise FetchError(Reason.FETCH_FAILED, f"{text}; see to the rights on the volume, or take another") from error

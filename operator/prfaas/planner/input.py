@@ -175,7 +175,7 @@ class SLOInput(ApiModel):
 class PlanInput(ApiModel):
     """Everything that a plan needs and the three kinds do not say."""
 
-    api_version: Literal["prfaas.io/v1alpha1"] = API_VERSION  # type: ignore[assignment]  # a str constant
+    api_version: Literal["prfaas.io/v1alpha1"] = API_VERSION  # type: ignore[assignment]  # a str constant, as in Profile
     """Version of this document's format."""
     kind: Literal["PlanInput"] = "PlanInput"
     """Always PlanInput."""

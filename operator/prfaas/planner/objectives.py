@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from prfaas.planner.errors import PlanError
 from prfaas.planner.latency import p90_under_load
@@ -58,13 +59,15 @@ def _by_price(pair: Pair, rate: float) -> Iterator[Pair]:
     local = pair.pd.profile.gpus * pair.pd.gpu_price
     least, most = pair.pd.min_prefill + pair.pd.min_decode, pair.pd.instances
 
-    def serves(r: int, n: int) -> bool:
+    def enough(r: int, n: int) -> bool:
+        if n > most:
+            return True
         small = _smaller(pair, r, n)
         return small is not None and small.choices()[0].rate > rate
 
     numbers = []
     for r in range(pair.instances + 1):
-        fewest = first(least, most + 1, lambda n: n > most or serves(r, n))  # noqa: B023
+        fewest = first(least, most + 1, partial(enough, r))
         numbers += [(r * remote + n * local, r, n) for n in range(fewest, most + 1)]
     for _, r, n in sorted(numbers):
         small = _smaller(pair, r, n)
@@ -84,12 +87,18 @@ def _smaller(pair: Pair, remote: int, local: int) -> Pair | None:
 def _fastest_of_pair(pair: Pair, rate: float) -> tuple[float, Setting] | None:
     found: list[tuple[float, int, Setting]] = []
     serving = [choice for choice in pair.choices() if choice.rate > rate][:ENOUGH]
+
+    def p90(setting: Setting) -> float:
+        return p90_under_load(pair.model, setting, rate)
+
+    def local_is_full(np: int, t: int) -> bool:
+        return np * pair.home(t) <= rate
+
+    def p90_at(np: int, t: int) -> float:
+        return p90(pair.setting(np, t))
+
     for choice in serving:
         local = pair.setting(choice.prefill, None)
-
-        def p90(setting: Setting) -> float:
-            return p90_under_load(pair.model, setting, rate)
-
         link = pair.link
         if link is None or link.max_threshold is None:
             found.append((p90(local), choice.prefill, local))
@@ -97,8 +106,8 @@ def _fastest_of_pair(pair: Pair, rate: float) -> tuple[float, Setting] | None:
             continue
         most = pair.longest if link.max_threshold is None else max(link.min_threshold, link.max_threshold)
         low = first(link.min_threshold, max(link.min_threshold, most), lambda t: pair.out(t) > rate)
-        high = first(low, max(low, most), lambda t, np=choice.prefill: np * pair.home(t) <= rate)  # type: ignore[misc]
-        t = _lowest(lambda t, np=choice.prefill: p90(pair.setting(np, t)), low, high)  # type: ignore[misc]
+        high = first(low, max(low, most), partial(local_is_full, choice.prefill))
+        t = _lowest(partial(p90_at, choice.prefill), low, high)
         setting = pair.setting(choice.prefill, t)
         found.append((p90(setting), choice.prefill, setting))
     best = min(found, key=lambda each: each[:2], default=None)
@@ -138,14 +147,17 @@ def _thinned(model: Model, objective: Objective, rate: float) -> Setting:
     for pool in sorted(pools, key=lambda each: (-each.profile.gpus * each.gpu_price, each.name)):
         least = pool.min_prefill + pool.min_decode if isinstance(pool, PDPool) else 0
 
-        def enough(count: int, name: str = pool.name) -> bool:
-            return _serves(_with(model, topology, name, count), objective, rate) is not None  # noqa: B023
-
-        topology = _with(model, topology, pool.name, first(min(least, pool.instances), pool.instances, enough)).topology
+        thinner = partial(_with, model, topology, pool.name)
+        fewest = first(min(least, pool.instances), pool.instances, partial(_enough, thinner, objective, rate))
+        topology = thinner(fewest).topology
     setting = _serves(Model(model.workload, topology, model.service_time), objective, rate)
     if setting is None:
         raise _nothing(objective, rate)
     return replace(setting, prfaas={pool.name: pool.instances for pool in topology.prfaas})
+
+
+def _enough(thinner: Callable[[int], Model], objective: Objective, rate: float, count: int) -> bool:
+    return _serves(thinner(count), objective, rate) is not None
 
 
 def _with(model: Model, topology: Topology, name: str, count: int) -> Model:

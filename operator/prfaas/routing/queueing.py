@@ -66,13 +66,11 @@ class Blind:
         return next((i for i, place in enumerate(state.places) if usable(job, place, i)), LOCAL)
 
 
-class Homed:
-    """First come, first served, at each place: the plain threshold, and every other rule that decides at arrival."""
+class _Lined:
+    """What queues with a line at each place share: requests wait at home, in order of arrival."""
 
-    def __init__(self, home: Home, spill_seconds: float | None = None) -> None:
-        """`spill_seconds`: a request that would wait longer than this goes where it is done sooner; None: it waits."""
+    def __init__(self, home: Home) -> None:
         self.home = home
-        self._spill = spill_seconds
         self._lines: list[deque[Job]] = []
 
     @property
@@ -84,10 +82,32 @@ class Homed:
         """See `Queue`."""
         self.home = ByThreshold(thresholds)
 
-    def add(self, job: Job, state: State) -> None:
-        """See `Queue`."""
+    def _grow(self, state: State) -> None:
         while len(self._lines) < len(state.places):
             self._lines.append(deque())
+
+    def remove(self, job: Job) -> None:
+        """See `Queue`."""
+        _remove(self._lines, job)
+
+    def first_token(self, seconds: float) -> None:
+        """See `Queue`."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines))
+
+
+class Homed(_Lined):
+    """First come, first served, at each place: the plain threshold, and every other rule that decides at arrival."""
+
+    def __init__(self, home: Home, spill_seconds: float | None = None) -> None:
+        """`spill_seconds`: a request that would wait longer than this goes where it is done sooner; None: it waits."""
+        super().__init__(home)
+        self._spill = spill_seconds
+
+    def add(self, job: Job, state: State) -> None:
+        """See `Queue`."""
+        self._grow(state)
         place = self.home(job, state)
         if self._spill is not None:
             place = self._sooner(job, place, state, self._spill)
@@ -110,16 +130,6 @@ class Homed:
             return None
         self._lines[at].popleft()
         return Start(best, at)
-
-    def remove(self, job: Job) -> None:
-        """See `Queue`."""
-        _remove(self._lines, job)
-
-    def first_token(self, seconds: float) -> None:
-        """See `Queue`."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines))
 
     def _moved(self, closed: int, state: State) -> bool:
         """Requests of a place that has closed go where they would go now, if that is elsewhere."""
@@ -152,7 +162,7 @@ class Homed:
         return free[0]
 
 
-class Stealing:
+class Stealing(_Lined):
     """Central FCFS + steal: everyone waits at home, and a place that has nothing to do helps where it is worth it.
 
     It takes a request if that is then done in at most `margin` of the time it would take at home: of those that are,
@@ -162,23 +172,12 @@ class Stealing:
 
     def __init__(self, home: Home, margin: float = 0.9) -> None:
         """`home`: as for `Homed`."""
-        self.home = home
+        super().__init__(home)
         self._margin = margin
-        self._lines: list[deque[Job]] = []
-
-    @property
-    def threshold_in_force(self) -> float:
-        """See `Queue`."""
-        return self.home.threshold
-
-    def set_thresholds(self, thresholds: Sequence[float | None]) -> None:
-        """See `Queue`."""
-        self.home = ByThreshold(thresholds)
 
     def add(self, job: Job, state: State) -> None:
         """See `Queue`."""
-        while len(self._lines) < len(state.places):
-            self._lines.append(deque())
+        self._grow(state)
         _in_order(self._lines[self.home(job, state)], job)
 
     def next(self, state: State) -> Start | None:
@@ -205,16 +204,6 @@ class Stealing:
                     line.remove(taken)
                     return Start(taken, place)
         return None
-
-    def remove(self, job: Job) -> None:
-        """See `Queue`."""
-        _remove(self._lines, job)
-
-    def first_token(self, seconds: float) -> None:
-        """See `Queue`."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines))
 
 
 def finish_times(jobs: Iterable[Job], place: int, state: State) -> list[float]:
